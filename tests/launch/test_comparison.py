@@ -76,13 +76,6 @@ def test_a_send_runs_from_its_senders_post_to_its_receivers_end_apart_by_pass_pi
         assert set(timeline.events.columns) == set(COLUMNS) and timeline.total == 36
 
 
-def test_a_single_rank_has_no_sends(tmp_path):
-    write(tmp_path, [(1, 0, "gate", 0, 0, -1, 0, 0.0, 3.0, 4.0), (1, 0, "ffn", 0, 0, -1, 0, 0.0, 4.0, 6.5)])
-    ((measured,),) = measured_timelines(tmp_path, 1, 1, "x")
-    assert measured.total == 3.5 and measured.events["stream"].tolist() == ["compute", "compute"]
-    assert measured.seconds_of_kind() == dict.fromkeys(INFERENCE_KINDS, 0.0) | {"gate": 1.0, "ffn": 2.5}
-
-
 def test_the_sums_are_those_of_the_steps():
     first = [("gate", 0, 0, 0, 1), ("gate", 0, 1, 0, 2), ("dispatch", 0, 0, 2, 5), ("ffn", 0, 0, 5, 6), ("ffn", 0, 1, 5, 9)]
     predicted = timeline(*first, ("gate", 1, 0, 9, 10), ("dispatch", 1, 0, 10, 12), ("ffn", 1, 1, 12, 13))
@@ -92,6 +85,7 @@ def test_the_sums_are_those_of_the_steps():
     itself = compare(measured, measured)
     assert itself.ratio == 1 and (itself.by_kind["ratio"] == 1).all() and (itself.by_layer["ratio"] == 1).all()
     assert itself.waiting == itself.predicted_waiting == pytest.approx(2.0)
+    assert measured.seconds_of_kind() == dict.fromkeys(INFERENCE_KINDS, 0.0) | {"gate": 6, "dispatch": 7, "ffn": 7}
     laid = compare(predicted, measured)
     assert laid.by_kind.to_numpy().tolist() == [["gate", 3, 6, 2], ["ffn", 5, 5, 1], ["dispatch", 5, 7, 1.4]]
     assert laid.by_layer["layer"].tolist() == [0, 1]

@@ -104,15 +104,7 @@ def test_slices_are_the_piece_and_nearly_equal(count):
     assert all((part.phase, part.src, part.dst) == (3, 0, 1) for part in parts)
 
 
-def test_links_are_a_network_of_their_rates():
-    network = Links(np.array([4.0, 2.0]), 0.5).network
-    assert network.send.tolist() == network.receive.tolist() == [4, 2] and not network.linked.any()
-    assert network.start_up(np.array([0]), np.array([1])) == 0.5
-
-
 # Rows on the wire.
-
-
 FORMATS = ("fp32", "bf16", "fp16", "fp8")
 RELATIVE = {"fp32": 0.0, "bf16": 2**-8, "fp16": 2**-11, "fp8": 2**-4}
 """Half a step between neighbours, relative to a number."""

@@ -55,6 +55,8 @@ SYSTEM = ("ncclSystemError", "System call (e.g. socket, malloc) or external libr
 REMOTE = ("ncclRemoteError", "A call failed possibly due to a network error or a remote process exiting prematurely.")
 USAGE = ("ncclInvalidUsage", "This usually reflects invalid usage of NCCL library.")
 SHM = "Error while creating shared memory segment /dev/shm/nccl-WU88OE (size 9637888), error: No space left on device (28)"
+TWICE = "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1b000"
+CLOSED = "socketProgress: Connection closed by remote peer node-1<51159>"
 
 
 @pytest.mark.parametrize(
@@ -63,18 +65,8 @@ SHM = "Error while creating shared memory segment /dev/shm/nccl-WU88OE (size 963
         (CUDA, "Cuda failure 2 'out of memory'", "rank 3 is out of memory; use fewer ranks", False),
         (CUDA, "Cuda failure 999 'unknown error'", "rank 3 failed in NCCL: Cuda failure 999 'unknown error'", False),
         (SYSTEM, SHM, f"rank 3: {SHM}; make room there", False),
-        (
-            USAGE,
-            "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1b000",
-            "rank 3 shares its GPU with another rank, which NCCL cannot: Duplicate GPU detected : rank 1 and rank 0",
-            False,
-        ),
-        (
-            REMOTE,
-            "socketProgress: Connection closed by remote peer node-1<51159>",
-            "rank 3 lost another rank: socketProgress: Connection closed by remote peer node-1<51159>",
-            True,
-        ),
+        (USAGE, TWICE, f"rank 3 shares its GPU with another rank, which NCCL cannot: {TWICE}", False),
+        (REMOTE, CLOSED, f"rank 3 lost another rank: {CLOSED}", True),
     ],
 )
 def test_what_a_rank_says_of_nccl_s_errors(kind, last, message, lost):
@@ -182,8 +174,6 @@ def test_the_cause_is_told_and_not_its_consequences(lines, reason, culprit):
 
 
 # Logs of nodes and ranks.
-
-
 HANDLE = "slurm://switchyard/7"
 MEMORY = rank_logs.RankFailure(5, "rank 5 is out of memory", False).line
 SIGNALLED = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 23729 got signal: 15\n"
@@ -218,10 +208,9 @@ def first_of_node(code: int, rank: int) -> str:
 def test_the_cause_is_told_as_far_as_the_nodes_tell_it(tmp_path, first, second, batch, wanted):
     where = destination("slurm", tmp_path, gpus=0, ranks_per_node=4, seen_as="/scratch")
     (folder := tmp_path / "run").mkdir()
-    names = ("slurm-7-switchyard-0.out", "slurm-7-switchyard-1.out", "slurm-7.out")
-    for name, text in zip(names, (first, second, batch), strict=True):
+    for part, text in (("-switchyard-0", first), ("-switchyard-1", second), ("", batch)):
         if text is not None:
-            (folder / name).write_text(text)
+            (folder / f"slurm-7{part}.out").write_text(text)
     said = cause(folder, HANDLE, where)
     assert said.startswith(wanted.format(folder=folder))
     assert said.endswith(f"what its nodes printed is in {folder}") == (first is not None)

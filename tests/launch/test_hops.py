@@ -107,18 +107,6 @@ def test_a_scaled_testbed_has_the_hops_of_the_drawn_cluster():
     assert drawn.order == scaled.order and drawn.rows.tolist() == scaled.rows.tolist()
 
 
-def test_a_row_relayed_to_the_idle_port():
-    """One sender of a node of two: half of its rows leave by the other's port, and both ports of the receiving node take
-    half."""
-    counts = np.zeros((4, 4), dtype=int)
-    counts[0, 3] = 32
-    network = network_of((2, 2))
-    done = hops(two_tier(counts.astype(float), network).solution, counts, network)
-    wanted = np.zeros((4, 4), dtype=int)
-    wanted[0, 1] = wanted[0, 2] = wanted[1, 3] = wanted[2, 3] = 16
-    np.testing.assert_array_equal(done.counts, wanted)
-
-
 def test_few_rows_are_spread_over_stages():
     """One row a pair: no rank's rows all go in the same stage."""
     network = network_of((4, 4))

@@ -32,24 +32,9 @@ from engine.systems.base import silent
 from engine.timeline import Timeline
 from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix
 from tests import warm
+from tests.cases import launches
 from tests.cases.jobs import until
 from tests.cases.launch_plans import MODES
-from tests.cases.launches import (
-    BIG,
-    EXPERTS,
-    HOST,
-    LAYERS,
-    MODEL,
-    STEPS,
-    K,
-    hold_together,
-    launch_arguments,
-    placement,
-    plan_for,
-    prepare,
-    recording,
-    sent,
-)
 from tests.cases.processes import processes_of, ranks_of
 from tests.cases.refusals import refusal
 from tests.oracles.plans import check_plan
@@ -59,7 +44,7 @@ pytestmark = pytest.mark.usefixtures("warm_python")
 
 # Before anything runs.
 def test_prepare_says_what_it_checked():
-    launch = prepare("matched", 2, tokens=100, repeats=4)
+    launch = launches.prepare("matched", 2, tokens=100, repeats=4)
     assert launch.ready and [check.name for check in launch.checks] == [*("Ranks", "Backend", "Memory", "Tokens", "Numbers")]
     text = {check.name: check.text for check in launch.checks}
     assert "4 GPUs" in text["Ranks"] and "2 ranks" in text["Ranks"]
@@ -70,24 +55,26 @@ def test_prepare_says_what_it_checked():
 
 
 def test_as_many_tokens_as_the_budget_allows_and_never_more_than_there_are(monkeypatch):
-    assert prepare().workloads[0].tokens == 300 and prepare(tokens=10**9).workloads[0].tokens == 300
-    per_token = LAYERS * K * MODEL.ffn_flops_per_token
+    assert launches.prepare().workloads[0].tokens == 300 and launches.prepare(tokens=10**9).workloads[0].tokens == 300
+    per_token = launches.LAYERS * launches.K * launches.MODEL.ffn_flops_per_token
     monkeypatch.setattr(inference, "FLOP_BUDGET", 50.5 * per_token)
-    assert prepare().workloads[0].tokens == 50 and prepare(tokens=200).workloads[0].tokens == 200
+    assert launches.prepare().workloads[0].tokens == 50 and launches.prepare(tokens=200).workloads[0].tokens == 200
     monkeypatch.setattr(inference, "FLOP_BUDGET", 0.0)
-    assert prepare(ranks=4).workloads[0].tokens == 4
+    assert launches.prepare(ranks=4).workloads[0].tokens == 4
 
 
 def test_default_ranks():
-    assert prepare(ranks=None).instructions.ranks == 4
-    nine = placement((0,), (1,), (2,), (3,), (4,), (5,), (6,), (7,), ())
-    assert prepare(ranks=None, plan=plan_for(recording(), "concurrent", nine)).instructions.ranks == 4
+    assert launches.prepare(ranks=None).instructions.ranks == 4
+    nine = launches.placement((0,), (1,), (2,), (3,), (4,), (5,), (6,), (7,), ())
+    assert (
+        launches.prepare(ranks=None, plan=launches.plan_for(launches.recording(), "concurrent", nine)).instructions.ranks == 4
+    )
 
 
 def test_gpus_run_nccl_in_the_models_own_numbers():
     gpus = Devices(gpus=("H200",) * 4, memory=(2.0**37,) * 4, cores=16, host_memory=2.0**37)
     for dtype in ("bf16", "fp8"):
-        launch = prepare("matched", None, devices=gpus, model=MODEL.model_copy(update={"dtype": dtype}))
+        launch = launches.prepare("matched", None, devices=gpus, model=launches.MODEL.model_copy(update={"dtype": dtype}))
         assert launch.ready and (launch.instructions.backend, launch.instructions.ranks) == ("nccl", 4)
         assert launch.instructions.model.dtype == "bf16"
 
@@ -97,24 +84,28 @@ def test_numbers_that_make_no_sense_are_refused():
     limits = [({"limit": limit}, "limit") for limit in (0.0, -1.0, float("nan"))]
     passes = [({"repeats": repeats}, "passes") for repeats in (0, 101)]
     for more, part in (*ranks, *limits, *passes, ({"tokens": 0}, "token")):
-        assert part in refusal(prepare, **more)
+        assert part in refusal(launches.prepare, **more)
 
 
 def test_recordings_without_tokens_and_of_other_sizes_are_refused():
-    trace, ones = recording(), np.ones((LAYERS, 8, 8))
-    deep, shallow = (MODEL.model_copy(update={"layers": layers}) for layers in (4, 2))
+    trace, ones = launches.recording(), np.ones((launches.LAYERS, 8, 8))
+    deep, shallow = (launches.MODEL.model_copy(update={"layers": layers}) for layers in (4, 2))
     for workload, model, part in (
-        (ExpertLoad("loads", ones[0, :LAYERS], (0, 1, 2)), MODEL, "loads has no tokens to replay"),
-        (TrafficMatrix("bytes", ones, 1.0), MODEL, "bytes has no tokens to replay"),
+        (ExpertLoad("loads", ones[0, : launches.LAYERS], (0, 1, 2)), launches.MODEL, "loads has no tokens to replay"),
+        (TrafficMatrix("bytes", ones, 1.0), launches.MODEL, "bytes has no tokens to replay"),
         (trace, deep, "tiny does not fit the recording made up: the model has 4 MoE layers"),
-        (RoutingTrace("short", trace.experts[:, :2], EXPERTS), shallow, "3 layers, but the recording short has 8 in 2"),
-        (replace(trace, source_rank=np.full(300, 6, np.int32)), MODEL, "source rank 6"),
+        (
+            RoutingTrace("short", trace.experts[:, :2], launches.EXPERTS),
+            shallow,
+            "3 layers, but the recording short has 8 in 2",
+        ),
+        (replace(trace, source_rank=np.full(300, 6, np.int32)), launches.MODEL, "source rank 6"),
     ):
-        assert part in refusal(prepare, trace=workload, plan=plan_for(trace, "concurrent"), model=model)
+        assert part in refusal(launches.prepare, trace=workload, plan=launches.plan_for(trace, "concurrent"), model=model)
 
 
 def test_too_little_memory_fails_the_check_and_the_launch(tmp_path):
-    launch = prepare(devices=replace(HOST, host_memory=1e6))
+    launch = launches.prepare(devices=replace(launches.HOST, host_memory=1e6))
     (failed,) = [check for check in launch.checks if not check.passed]
     assert failed.name == "Memory" and "fewer" in failed.text and not launch.ready
     with pytest.raises(InputError, match="pre-flight: memory"):
@@ -123,22 +114,22 @@ def test_too_little_memory_fails_the_check_and_the_launch(tmp_path):
 
 
 def test_two_ranks_compute_what_one_process_computes_in_every_order(tmp_path):
-    plans = tuple(plan_for(recording(), mode) for mode in MODES)
-    launch = inference.prepare_inference(Launch(plans, recording(), MODEL, ranks=2, repeats=3), HOST)
+    plans = tuple(launches.plan_for(launches.recording(), mode) for mode in MODES)
+    launch = inference.prepare_inference(Launch(plans, launches.recording(), launches.MODEL, ranks=2, repeats=3), launches.HOST)
     reports: list[tuple[float, str]] = []
     whole = run_here(launch, tmp_path / "run", never, lambda done, message, *more: reports.append((done, message)))
-    hold_together(launch, whole)
+    launches.hold_together(launch, whole)
     assert [run.plan.name for run in whole.runs] == list(MODES)
     home, (trace,) = launch.instructions.plans[0].placement.share.argmax(axis=2), launch.workloads
-    rows = np.zeros((LAYERS, 2, 2))
+    rows = np.zeros((launches.LAYERS, 2, 2))
     for token, layer, choice in np.argwhere(trace.experts >= 0):
         rows[layer, trace.source_rank[token], home[layer, trace.experts[token, layer, choice]]] += 1
     for run in whole.runs:
-        for layer in range(LAYERS):
+        for layer in range(launches.LAYERS):
             remote = np.where(np.eye(2, dtype=bool), 0, rows[layer]) * launch.instructions.model.bytes_per_token
             for timeline in (run.measured, run.predicted):
-                np.testing.assert_allclose(sent(timeline, "dispatch", layer, 2), remote, rtol=1e-9)
-                np.testing.assert_allclose(sent(timeline, "combine", layer, 2), remote.T, rtol=1e-9)
+                np.testing.assert_allclose(launches.sent(timeline, "dispatch", layer, 2), remote, rtol=1e-9)
+                np.testing.assert_allclose(launches.sent(timeline, "combine", layer, 2), remote.T, rtol=1e-9)
     shares = [done for done, _ in reports]
     assert shares == sorted(shares) and shares[0] >= 0 and shares[-1] <= 1
     assert reports[0][1] == "measuring this machine"
@@ -149,9 +140,9 @@ def test_two_ranks_compute_what_one_process_computes_in_every_order(tmp_path):
 def test_one_rank_has_no_network_and_a_launch_writes_into_its_folder_only(tmp_path, monkeypatch):
     (tmp_path / "temporary").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
-    launch = prepare("matched", 1, repeats=1)
+    launch = launches.prepare("matched", 1, repeats=1)
     whole = run_here(launch, tmp_path / "run", never, silent)
-    hold_together(launch, whole)
+    launches.hold_together(launch, whole)
     assert not list((tmp_path / "temporary").iterdir())
     assert whole.profile.network is None
 
@@ -164,7 +155,7 @@ def test_an_output_that_differs_makes_the_run_invalid(tmp_path, monkeypatch, dif
 
     monkeypatch.setattr(local, "run_processes", ranks_of_a_wrong_kernel)
     with pytest.raises(InputError, match="differs from the unplanned computation"):
-        run_here(prepare(), tmp_path / "run", never, silent)
+        run_here(launches.prepare(), tmp_path / "run", never, silent)
 
 
 # How a launch ends when it does not finish.
@@ -175,8 +166,10 @@ def end_of(
 ) -> tuple[str, float]:
     """The message with which a launch that would take minutes ends, and the seconds until nothing of it runs any more from when
     `act` is called: once `begun` is true of the messages so far. act: answers True to stop the launch"""
-    trace, messages, acted = recording(2000), [], []
-    launch = prepare(trace=trace, plan=plan_for(trace, "matched", model=BIG), model=BIG, repeats=100, limit=limit)
+    trace, messages, acted = launches.recording(2000), [], []
+    launch = launches.prepare(
+        trace=trace, plan=launches.plan_for(trace, "matched", model=launches.BIG), model=launches.BIG, repeats=100, limit=limit
+    )
 
     def stop() -> bool:
         if not acted and begun(messages):
@@ -248,11 +241,11 @@ def start_job(own_data_folder) -> Iterator[Callable[..., Job]]:
 
 
 def test_a_launch_job_is_done_and_its_result_can_be_read(start_job):
-    job = start_job("launch", launch_arguments(MODEL, tokens=200, repeats=2))
+    job = start_job("launch", launches.launch_arguments(launches.MODEL, tokens=200, repeats=2))
     assert runner.wait(job, 60) is State.DONE, job.log_tail()
     (result,) = job.result["runs"]
     assert job.result["tokens"] == 200 and result["difference"] < 1e-5 and len(result["pass_seconds"]) == 2
-    assert result["by_kind"]["kind"] == list(STEPS)
+    assert result["by_kind"]["kind"] == list(launches.STEPS)
     measured = Timeline.from_dict(result["measured"])
     assert measured.total == result["measured_seconds"] and measured.resources == ("rank 0", "rank 1")
     assert sum(result["by_kind"]["measured"]) + result["waiting_seconds"] == pytest.approx(measured.total)
@@ -261,7 +254,7 @@ def test_a_launch_job_is_done_and_its_result_can_be_read(start_job):
 
 @pytest.mark.clock
 def test_a_cancelled_launch_job_ends_within_two_seconds(start_job):
-    job = start_job("launch", launch_arguments(BIG, repeats=100))
+    job = start_job("launch", launches.launch_arguments(launches.BIG, repeats=100))
     until(lambda: job.progress and job.progress.message.startswith("warm-up"), 120)
     assert len(processes_of(job.folder)) >= 4
     asked = time.monotonic()
@@ -273,7 +266,7 @@ def test_a_cancelled_launch_job_ends_within_two_seconds(start_job):
 
 @pytest.mark.clock
 def test_a_launch_job_whose_worker_is_killed_has_failed_and_leaves_nobody(start_job):
-    job = start_job("launch", launch_arguments(BIG, repeats=100))
+    job = start_job("launch", launches.launch_arguments(launches.BIG, repeats=100))
     until(lambda: len(ranks_of(job.folder)) == 2, 120)
     ranks_of(job.folder)[0].suspend()
     os.kill(protocol.living_worker(job.folder).pid, signal.SIGKILL)

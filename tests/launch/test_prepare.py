@@ -258,7 +258,7 @@ def test_a_testbed_too_slow_for_its_time_limit_is_found_out_before():
     assert link_check.passed
     least, size = 0.0, launch.instructions.model.bytes_per_token
     for plan in launch.instructions.plans:
-        for rows in off_diagonal(TRACE.demand(4) @ plan.placement.share):
+        for rows in map(off_diagonal, TRACE.demand(4) @ plan.placement.share):
             least += 2 * max(np.maximum(rows.sum(axis=0), rows.sum(axis=1)) * size / launch.testbed.bandwidth)
     assert place_checks.seconds(least) in link_check.text and place_checks.seconds(2 * least) in link_check.text
     limit = 2 * least / 0.81

@@ -2,8 +2,6 @@
 
 import contextlib
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -94,16 +92,6 @@ def test_a_rank_multiplies_fp32_in_fp32_whatever_pytorch_was_told(start, tmp_pat
     start(tmp_path, "gloo", lambda: seen.append(torch.backends.cuda.matmul.allow_tf32), monkeypatch)
     assert seen == [False] and torch.get_float32_matmul_precision() == "highest"
     assert torch.backends.cuda.matmul.fp32_precision == torch.backends.mkldnn.matmul.fp32_precision == "ieee"
-
-
-@pytest.mark.everything
-def test_the_variable_of_nvidias_images_means_nothing_to_a_rank():
-    """PyTorch reads it when it is loaded, which is why a rank has to set its own value afterwards."""
-    code = "import torch; before = torch.get_float32_matmul_precision(); from engine.launch.rank.settings import settle; "
-    code += "settle('nccl'); print(before, torch.get_float32_matmul_precision(), torch.backends.cuda.matmul.allow_tf32)"
-    override = os.environ | {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}
-    told = subprocess.run([sys.executable, "-c", code], env=override, capture_output=True, text=True, check=True)
-    assert told.stdout.split() == ["high", "highest", "False"]
 
 
 @pytest.mark.parametrize(

@@ -33,21 +33,8 @@ from engine.result import never
 from engine.simulate.work import works_of
 from engine.systems.base import silent
 from tests import everything
+from tests.cases import launches
 from tests.cases.launch_plans import MODES, beside, coherent
-from tests.cases.launches import (
-    EVEN,
-    EXPERTS,
-    LAYERS,
-    MODEL,
-    OTHER,
-    UNEVEN,
-    hold_together,
-    of,
-    placement,
-    plan_for,
-    recording_b,
-    sent,
-)
 from tests.cases.refusals import refusal
 from tests.cases.testbeds import MBIT
 from tests.cases.two_nodes import (
@@ -100,8 +87,8 @@ def test_plans_run_on_the_nearest_number_of_ranks_that_keeps_nodes_whole():
 def test_the_usual_number_of_ranks_can_carry_out_a_two_tier_order():
     def tiered_on(nodes: int) -> PreparedLaunch:
         cluster, row = cluster_of(*((2, 8e9),) * nodes), tuple((expert,) for expert in range(8))
-        rows = ((*row, *((),) * (2 * nodes - 8)),) * LAYERS
-        spread = Placement(experts=8, experts_of_gpu=rows, model_layers=range(LAYERS))
+        rows = ((*row, *((),) * (2 * nodes - 8)),) * launches.LAYERS
+        spread = Placement(experts=8, experts_of_gpu=rows, model_layers=range(launches.LAYERS))
         return prepare(None, cluster, tiered(CONCURRENT.model_copy(update={"placement": spread}), cluster))
 
     assert tiered_on(4).instructions.ranks == 4 and tiered_on(6).instructions.ranks == 6
@@ -120,7 +107,9 @@ def test_a_two_tier_order_needs_the_nodes():
     refused("on 2 ranks .* several nodes: choose 4", ranks=2, cluster=cluster_of((1, None), (3, 8e9)))
     assert prepare().ready and prepare(ranks=2).ready
     assert prepare(plan=CONCURRENT, cluster=None).instructions.tiers is None
-    assert all(prepare(plan=plan_for(TRACE, mode), cluster=None).ready for mode in MODES), "other modes need no cluster"
+    assert all(prepare(plan=launches.plan_for(TRACE, mode), cluster=None).ready for mode in MODES), (
+        "other modes need no cluster"
+    )
 
 
 def test_relays_of_a_job_on_other_nodes_are_warned_of():
@@ -148,7 +137,7 @@ def refused(plan: Plan, part: str, **more) -> None:
     assert re.search(part, message) and plan.name in message
 
 
-PLAIN = plan_for(PADDED, "concurrent")
+PLAIN = launches.plan_for(PADDED, "concurrent")
 BY_NODE = travelling(PLAIN, "node", "fp8", "bf16")
 
 
@@ -158,12 +147,14 @@ def test_what_no_rank_carries_out_is_refused_in_one_line():
     for unit in ("gpu", "node"):
         refused(travelling(coherent, unit), each_copy)
     refused(travelling(coherent, "copies", "fp8"), "fp8 out, but a context-coherent launch")
-    matched = travelling(plan_for(PADDED, "matched"), "node")
+    matched = travelling(launches.plan_for(PADDED, "matched"), "node")
     at_once = "one row per node, .* all at once, not in a matched order"
     refused(matched, f"{at_once}; plan with a concurrent order, or with --travel gpu")
-    assert prepared(travelling(plan_for(PADDED, "matched"), "gpu"), cluster=None).ready
-    both = travelling(beside(PLAIN, plan_for(recording_b(), "matched", UNEVEN, OTHER)), "node")
-    refused(both, "not in a matched order", second=(recording_b(), OTHER))
+    assert prepared(travelling(launches.plan_for(PADDED, "matched"), "gpu"), cluster=None).ready
+    both = travelling(
+        beside(PLAIN, launches.plan_for(launches.recording_b(), "matched", launches.UNEVEN, launches.OTHER)), "node"
+    )
+    refused(both, "not in a matched order", second=(launches.recording_b(), launches.OTHER))
 
 
 def test_rows_of_nodes_need_the_nodes():
@@ -172,8 +163,8 @@ def test_rows_of_nodes_need_the_nodes():
     refused(BY_NODE, begin + ": it is for 4 GPUs, drawn has 3", cluster=cluster_of((3, 8e9)))
     refused(BY_NODE, "on 2 ranks .* several nodes: choose 4", ranks=2, cluster=cluster_of((1, None), (3, 8e9)))
     nodes = cluster_of(*((2, 8e9),) * 9)
-    row = tuple((gpu,) if gpu < EXPERTS else () for gpu in range(18))
-    wide = Placement(experts=EXPERTS, experts_of_gpu=(row,) * LAYERS, model_layers=range(LAYERS))
+    row = tuple((gpu,) if gpu < launches.EXPERTS else () for gpu in range(18))
+    wide = Placement(experts=launches.EXPERTS, experts_of_gpu=(row,) * launches.LAYERS, model_layers=range(launches.LAYERS))
     with pytest.raises(UndecidedError, match=r"whose GPUs pass it on to each other, so that .* takes at least 9 ranks"):
         prepared(BY_NODE.model_copy(update={"placement": wide}), cluster=nodes, ranks=None)
     assert prepared(BY_NODE).instructions.tiers.node == (0, 0, 1, 1)
@@ -223,7 +214,9 @@ def seconds_of(launch: PreparedLaunch, start_up: float, rate: float) -> np.ndarr
 
 def test_a_prediction_knows_the_nodes_and_the_slices():
     """Tokens spread over links even if these are only as fast as ports, and each slice is spread after it has entered."""
-    by_node, by_gpu = (travelling(plan_for(PADDED, "concurrent", EVEN, WIDE), unit) for unit in ("node", "gpu"))
+    by_node, by_gpu = (
+        travelling(launches.plan_for(PADDED, "concurrent", launches.EVEN, WIDE), unit) for unit in ("node", "gpu")
+    )
     launch = on_links(prepared(by_node, by_gpu), 5, 5)
     problem = Problem(launch.workloads[0], TWO_NODES, launch.instructions.model, Datasheet())
     rows, network = off_diagonal(works_of(by_node, problem)[0].dispatch[0]), launch.instructions.tiers.network
@@ -264,21 +257,21 @@ def whole(launch_once) -> tuple[PreparedLaunch, Run]:
 def test_four_ranks_in_two_nodes_compute_the_same_and_show_what_they_relay(whole):
     launch, run = whole
     first_two = launch.instructions.model_copy(update={"plans": launch.instructions.plans[:2]})
-    hold_together(replace(launch, instructions=first_two), replace(run, runs=run.runs[:2]))
+    launches.hold_together(replace(launch, instructions=first_two), replace(run, runs=run.runs[:2]))
     relayed, plain, _ = run.runs
     assert relayed.difference == plain.difference, "the order changes when, never what"
     size, network = launch.instructions.model.bytes_per_token, launch.instructions.tiers.network
     experts, source = launch.workloads[0].experts, launch.workloads[0].rank_of_token(4)
-    for layer in range(LAYERS):
-        out = route(experts[:, layer], source, EVEN.share[layer])
+    for layer in range(launches.LAYERS):
+        out = route(experts[:, layer], source, launches.EVEN.share[layer])
         for kind, way in (("dispatch", out), ("combine", combined(out, source))):
             schedule = getattr(TIERED.send_order, kind)[layer]
             pieces = Counter()
             for piece in hops(schedule, way.counts, network).order:
                 pieces[piece.src, piece.dst, (piece.end - piece.begin) * size] += 1
-            sends = of(relayed.measured, kind, layer)
+            sends = launches.of(relayed.measured, kind, layer)
             assert Counter(zip(sends["resource"], sends["peer"], sends["bytes"], strict=True)) == pieces
-            predicted = of(relayed.predicted, kind, layer)
+            predicted = launches.of(relayed.predicted, kind, layer)
             between = [part[part["resource"] // 2 != part["peer"] // 2] for part in (sends, predicted)]
             assert between[0]["bytes"].sum() == pytest.approx(between[1]["bytes"].sum())
             ports = [part.groupby("resource")["bytes"].sum() / size for part in between]
@@ -292,8 +285,8 @@ def test_all_gathers_of_four_ranks_in_two_nodes_enter_every_node_once(whole):
     assert 0 <= gathered.difference.error <= 1e-5
     routed = (launch.workloads[0].experts >= 0).any(axis=(1, 2)).sum() * launch.instructions.model.bytes_per_token
     across = np.arange(4)[:, None] // 2 != np.arange(4) // 2
-    for kind, layer in (("prompt_gather", 0), ("all_gather", LAYERS - 1)):
-        measured, predicted = (sent(timeline, kind, layer, 4) for timeline in (gathered.measured, gathered.predicted))
+    for kind, layer in (("prompt_gather", 0), ("all_gather", launches.LAYERS - 1)):
+        measured, predicted = (launches.sent(timeline, kind, layer, 4) for timeline in (gathered.measured, gathered.predicted))
         np.testing.assert_allclose(measured, predicted, rtol=1e-9)
         assert measured.sum() == 3 * routed and measured[across].sum() == routed
     assert "attention" not in set(gathered.predicted.events["kind"])
@@ -307,7 +300,7 @@ FORMATS = dict.fromkeys(("copies", "gpu", "node"), tuple(ERRORS))
 """The formats launched by the unit that travels; a rank has one way to write each format, whatever the unit."""
 if not everything.WANTED:
     FORMATS |= dict.fromkeys(("copies", "node"), tuple(ERRORS)[:2])
-SPARE = placement((0, 1, 4, 6), (2, 3, 7), (4, 5, 0, 2), (6, 7, 1))
+SPARE = launches.placement((0, 1, 4, 6), (2, 3, 7), (4, 5, 0, 2), (6, 7, 1))
 """Replicas among which ranks can choose."""
 
 
@@ -318,9 +311,9 @@ def plans_to_launch() -> dict[str, list[Plan]]:
     """
     plans = {}
     for unit, formats in FORMATS.items():
-        concurrent = plan_for(PADDED, "concurrent", EVEN if unit == "copies" else UNEVEN, WIDE)
+        concurrent = launches.plan_for(PADDED, "concurrent", launches.EVEN if unit == "copies" else launches.UNEVEN, WIDE)
         plans[unit] = [travelling(concurrent, unit, *way) for way in formats]
-    spare = plan_for(PADDED, "concurrent", SPARE, WIDE)
+    spare = launches.plan_for(PADDED, "concurrent", SPARE, WIDE)
     for unit in ("gpu", "node"):
         plans[f"fewest {unit}"] = [travelling(spare, unit, "fp8", "bf16", replicas) for replicas in ("fewest", None)]
     concurrent, rate = plans["gpu"][1], np.ones(4)
@@ -372,7 +365,10 @@ def test_ranks_choose_the_copies_that_touch_fewest(measured, unit):
     hold_bytes(launch, runs, TWO_NODES)
     assert all(run.difference.error <= 1e-2 for run in runs)
     away = np.kron(~np.eye(2, dtype=bool), np.ones((2, 2))) if unit == "node" else ~np.eye(4, dtype=bool)
-    rows = [sum((sent(run.measured, "dispatch", layer, 4) * away).sum() for layer in range(LAYERS)) for run in runs]
+    rows = [
+        sum((launches.sent(run.measured, "dispatch", layer, 4) * away).sum() for layer in range(launches.LAYERS))
+        for run in runs
+    ]
     assert rows[0] < 0.9 * rows[1]
 
 
@@ -387,8 +383,10 @@ def test_rows_of_ranks_go_in_every_order(measured):
 def test_ranks_that_stand_for_several_gpus_send_the_rows_of_their_nodes(tmp_path):
     """Eight GPUs in two nodes on four ranks: the rows follow from where the ranks' experts are."""
     row = ((0,), (1,), (2, 7), (3,), (4, 0), (5,), (6,), (7,))
-    where = Placement(experts=EXPERTS, experts_of_gpu=(row,) * LAYERS, model_layers=tuple(range(LAYERS)))
-    concurrent = plan_for(PADDED, "concurrent", where, WIDE)
+    where = Placement(
+        experts=launches.EXPERTS, experts_of_gpu=(row,) * launches.LAYERS, model_layers=tuple(range(launches.LAYERS))
+    )
+    concurrent = launches.plan_for(PADDED, "concurrent", where, WIDE)
     plans = (travelling(concurrent, unit, "fp8", "bf16") for unit in ("node", "gpu"))
     launch = prepared(*plans, cluster=cluster_of((4, 8e9), (4, 8e9)))
     runs = run_here(launch, tmp_path / "run", never, silent).runs
@@ -398,10 +396,10 @@ def test_ranks_that_stand_for_several_gpus_send_the_rows_of_their_nodes(tmp_path
 
 
 def test_tokens_of_two_models_travel_alike(tmp_path):
-    other = plan_for(recording_b(), "concurrent", UNEVEN, OTHER)
-    both = beside(plan_for(PADDED, "concurrent", EVEN, WIDE), other)
+    other = launches.plan_for(launches.recording_b(), "concurrent", launches.UNEVEN, launches.OTHER)
+    both = beside(launches.plan_for(PADDED, "concurrent", launches.EVEN, WIDE), other)
     plans = (travelling(both, unit, "fp8", "bf16") for unit in (("node", "gpu") if everything.WANTED else ("node",)))
-    launch = prepared(*plans, second=(recording_b(), OTHER))
+    launch = prepared(*plans, second=(launches.recording_b(), launches.OTHER))
     runs = run_here(launch, tmp_path / "run", never, silent).runs
     hold_bytes(launch, runs, TWO_NODES)
     assert all(run.difference.error <= 1e-2 for run in runs)
@@ -409,7 +407,7 @@ def test_tokens_of_two_models_travel_alike(tmp_path):
 
 def test_the_command_line_takes_the_nodes_from_the_cluster(tmp_path, capsys, own_data_folder, monkeypatch):
     np.savez(tmp_path / "trace.npz", experts=PADDED.experts)
-    for name, document in (("two-tier", TIERED), ("by-node", BY_NODE), ("model", MODEL), ("cluster", TWO_NODES)):
+    for name, document in (("two-tier", TIERED), ("by-node", BY_NODE), ("model", launches.MODEL), ("cluster", TWO_NODES)):
         (tmp_path / f"{name}.json").write_text(document.to_json())
     plans, asked = [f"{tmp_path}/two-tier.json", f"{tmp_path}/by-node.json"], []
     options = [f"--workload={tmp_path}/trace.npz", f"--model={tmp_path}/model.json", "--ranks=4"]
