@@ -107,7 +107,7 @@ def test_what_does_not_go_together_is_refused(engine, inputs, tmp_path):
 
 @pytest.mark.everything
 def test_a_training_plan_is_launched_with_the_step_that_it_was_made_for(engine, inputs, tmp_path):
-    """Two ranks; tests/launch/test_step_launch.py launches such plans without the command line."""
+    """Two ranks; tests/launch/test_step.py launches such plans without the command line."""
     path = tmp_path / "plan.json"
     engine.json("plan", *inputs, "--system", "deepspeed", "-o", path)
     answer = engine.json("launch", path, "--ranks", "2", "--repeats", "1")

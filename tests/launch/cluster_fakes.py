@@ -20,10 +20,8 @@ SLURM = {
         (state / "sbatch.json").write_text(json.dumps(sys.argv[1:]))
         (state / "script.sh").write_text(sys.stdin.read())
         if (state / "refuse").exists():
-            sys.exit(
-                "sbatch: error: invalid partition specified: nowhere\\n"
-                "sbatch: error: Batch job submission failed: Invalid partition name specified"
-            )
+            print("sbatch: error: invalid partition specified: nowhere", file=sys.stderr)
+            sys.exit("sbatch: error: Batch job submission failed: Invalid partition name specified")
         print("4242;north" if (state / "several").exists() else "4242")
     """,
     "sacct": """
@@ -154,16 +152,8 @@ class Kubernetes:
 
     def write_credentials(self, path: Path) -> None:
         """A kubeconfig that leads here."""
-        address = f"http://127.0.0.1:{self.server.server_port}"
-        path.write_text(
-            yaml.safe_dump(
-                {
-                    "apiVersion": "v1",
-                    "kind": "Config",
-                    "current-context": "here",
-                    "clusters": [{"name": "here", "cluster": {"server": address}}],
-                    "users": [{"name": "me", "user": {"token": "secret"}}],
-                    "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me"}}],
-                }
-            )
-        )
+        cluster = {"name": "here", "cluster": {"server": f"http://127.0.0.1:{self.server.server_port}"}}
+        context = {"name": "here", "context": {"cluster": "here", "user": "me"}}
+        users = [{"name": "me", "user": {"token": "secret"}}]
+        config = {"apiVersion": "v1", "kind": "Config", "current-context": "here", "clusters": [cluster], "contexts": [context]}
+        path.write_text(yaml.safe_dump(config | {"users": users}))

@@ -1,6 +1,5 @@
 """Real Gloo ranks that execute training steps and report their events: `python -m tests.launch.step_ranks FOLDER`."""
 
-import gc
 import multiprocessing
 import subprocess
 import sys
@@ -35,7 +34,7 @@ CASES = "cases.json"
 @dataclass(frozen=True)
 class Case:
     """A step to execute. double: in 64 bits, where rounding hides nothing; slow: seconds that every all-to-all takes longer;
-    probed: whether to look at the memory, and to spoil the gradients afterwards; recorded: tokens in the recording; staged:
+    probed: whether to spoil the gradients afterwards; recorded: tokens in the recording; staged:
     whether collectives pass through the host's memory, as those of a GPU do over Gloo."""
 
     name: str
@@ -62,7 +61,6 @@ class Outcome:
     events: kind, layer, start, end, bytes and label of the events of the second of two steps.
     repeated: True if both steps gave the same gradients to the bit.
     updated: True if the weights have moved against the gradients.
-    memory: most bytes in tensors at any time.
     """
 
     difference: Difference | None
@@ -70,7 +68,6 @@ class Outcome:
     events: list[tuple]
     repeated: bool
     updated: bool
-    memory: float
 
 
 OUTCOMES = TypeAdapter(dict[str, Outcome], config=ConfigDict(ser_json_inf_nan="constants"))
@@ -135,7 +132,7 @@ def execute(case: Case, rank: int) -> Outcome:
     context = kind(instructions, (recording(case),), rank, CPU, Listener(rank))
     executor = StepExecutor(context, case.plan)
     before = {name: weight.value.clone() for name, weight in executor.weights.items()}
-    memory = step_of(executor, case.probed)
+    executor.run(lambda done, message: None)
     first = {name: weight.gradient.clone() for name, weight in executor.weights.items()}
     context.recorder.heard.clear()
     exchange = dist.all_to_all_single
@@ -144,15 +141,14 @@ def execute(case: Case, rank: int) -> Outcome:
         return Slow(exchange(*args, **more), case.slow)
 
     dist.all_to_all_single = slowly
-    step_of(executor)
+    executor.run(lambda done, message: None)
     dist.all_to_all_single = exchange
     repeated = all(torch.equal(weight.gradient, first[name]) for name, weight in executor.weights.items())
-    updated = all(
-        torch.equal(
-            weight.value, before[name].to(weight.parameter.master).add(weight.gradient, alpha=-LEARNING_RATE).to(weight.value)
-        )
+    moved = (
+        before[name].to(weight.parameter.master).add(weight.gradient, alpha=-LEARNING_RATE).to(weight.value)
         for name, weight in executor.weights.items()
     )
+    updated = all(torch.equal(weight.value, own) for weight, own in zip(executor.weights.values(), moved, strict=True))
     difference = executor.difference()
     gradient = next(iter(executor.weights.values())).gradient.view(-1)
     spoilt = []
@@ -160,23 +156,7 @@ def execute(case: Case, rank: int) -> Outcome:
         if rank == case.ranks - 1:
             gradient[0] = wrong
         spoilt.append(executor.difference())
-    return Outcome(difference, tuple(spoilt), context.recorder.heard, repeated, updated, memory)
-
-
-def step_of(executor: StepExecutor, probed: bool = False) -> float:
-    """One step; returns the most bytes that tensors had after some of its computations, which need most."""
-    most, finish = [0.0], executor.network.finish
-
-    def look(task: int) -> None:
-        if probed and executor.program.labels[task] in ("loss", "dx.loss", "dx.head", "dx.2.experts_up"):
-            storages = [get_object.untyped_storage() for get_object in gc.get_objects() if type(get_object) is torch.Tensor]
-            most.append(float(sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())))
-        finish(task)
-
-    executor.network.finish = look
-    executor.run(lambda done, message: None)
-    executor.network.finish = finish
-    return max(most)
+    return Outcome(difference, tuple(spoilt), context.recorder.heard, repeated, updated)
 
 
 def run(cases: Sequence[Case], folder: Path, environment: dict[str, str], limit: float = 150.0) -> dict[str, list[Outcome]]:

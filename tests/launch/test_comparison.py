@@ -85,7 +85,7 @@ def test_the_sums_are_those_of_the_steps():
     itself = compare(measured, measured)
     assert itself.ratio == 1 and (itself.by_kind["ratio"] == 1).all() and (itself.by_layer["ratio"] == 1).all()
     assert itself.waiting == itself.predicted_waiting == pytest.approx(2.0)
-    assert measured.seconds_of_kind() == dict.fromkeys(INFERENCE_KINDS, 0.0) | {"gate": 6, "dispatch": 7, "ffn": 7}
+    assert measured.seconds_of_kind() == dict.fromkeys(INFERENCE_KINDS, 0.0) | {"gate": 6, "dispatch": 7, "ffn": 5}
     laid = compare(predicted, measured)
     assert laid.by_kind.to_numpy().tolist() == [["gate", 3, 6, 2], ["ffn", 5, 5, 1], ["dispatch", 5, 7, 1.4]]
     assert laid.by_layer["layer"].tolist() == [0, 1]
@@ -221,16 +221,8 @@ def test_luck_is_that_of_tossed_coins(longer, passes):
     assert pair.chance == pytest.approx(min(1.0, both_sides))
 
 
-def test_what_slows_both_plans_down_is_no_noise():
-    drift = np.array([1.0, 1.6, 0.8, 2.5])
-    steady = np.array([1.1, 1.11, 1.09, 1.1])
-    preference = prefer([timed("a", tuple(drift)), timed("b", tuple(drift * steady))])
-    assert preference.decided and preference.pairs[0].times == pytest.approx(1.1, rel=0.01)
-    mixed = prefer([timed("a", tuple(drift)), timed("b", tuple(drift[::-1] * steady))])
-    assert not mixed.decided
-
-
 def test_one_pass_decides_nothing_and_equal_passes_do_not_either():
+    assert not prefer([timed("a", (1.0, 1.6, 0.8, 2.5)), timed("b", (2.75, 0.9, 1.7, 1.1))]).decided
     (pair,) = prefer([timed("a", (1.0,)), timed("b", (5.0,))]).pairs
     assert (pair.low, pair.high, pair.decided) == (None, None, False) and pair.times == pytest.approx(5)
     (pair,) = prefer([timed("a", (1.0, 2.0)), timed("b", (1.0, 2.0))]).pairs

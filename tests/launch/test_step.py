@@ -1,24 +1,54 @@
-"""Planned training steps on real Gloo ranks: the gradients of the unplanned step for every plan, and the order of events."""
+"""Planned training steps on real Gloo ranks: the gradients of the unplanned step for every plan, and the order of events. Steps
+as launches: refusals, and steps made smaller."""
 
 import os
+import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
-from engine.launch.step.sizes import step_bytes
+from engine.catalogue import cluster_presets
+from engine.costs import Datasheet
+from engine.launch.places.devices import Devices
+from engine.launch.preparation import prepare
+from engine.launch.rank.instructions import MACHINE_TIMES, REPORT
+from engine.launch.results.comparison import compare
+from engine.launch.results.run import read_run
+from engine.launch.running import clusters
+from engine.launch.running.local import run_here
 from engine.plan import Overlap, PartitionRange, Pipeline, Placement, Priority
+from engine.problem import make_problem
+from engine.result import never
 from engine.simulate.streams import POLICIES
 from engine.simulate.training import price_step
 from engine.simulate.training.pricing import expert_groups
 from engine.simulate.training.program import program_of
 from engine.systems import TRAINING
 from engine.systems import run as plan_with
+from engine.systems.base import silent
 from engine.systems.pieces import linear_placement
 from engine.systems.training.lina import packed_placement
+from engine.training import balanced_load
+from engine.workload import ExpertLoad, RoutingTrace
 from tests import everything, warm
-from tests.cases.steps import MODEL, RANKS, STEP, plan_of, problem
+from tests.cases.cluster_launches import destination
+from tests.cases.processes import processes_of
+from tests.cases.refusals import refusal
+from tests.cases.steps import (
+    MODEL,
+    RANKS,
+    STEP,
+    TOP_ONE_MODEL,
+    TOP_ONE_STEP,
+    plan_by,
+    plan_of,
+    prepare_step,
+    problem,
+    top_one_problem,
+)
 from tests.cases.training import problem_of
 from tests.launch.step_ranks import Case, Outcome, run
 from tests.strategies import cluster_of, make_gpu
@@ -42,9 +72,8 @@ def by_system(name: str, ranks: int = 2) -> Case:
     planned = problem_of(cluster, k=2, batch=4, gate="top-k", routing="recorded")
     settings = {"micro_op_mb": 0.01} if name == "lina" else {}
     plan = plan_with(TRAINING[name], planned, settings).result.solution
-    return Case(
-        name if ranks == 2 else f"{name}, {ranks} ranks", plan, planned.model.model_copy(update={"dtype": "fp32"}), planned.step
-    )
+    model = planned.model.model_copy(update={"dtype": "fp32"})
+    return Case(name if ranks == 2 else f"{name}, {ranks} ranks", plan, model, planned.step)
 
 
 def pipeline(forward: int, backward: int, order: str = "dispatch-first", layers: int = 2) -> Pipeline:
@@ -56,11 +85,7 @@ def cut(first: str, last: str, parts: int) -> PartitionRange:
 
 
 def cases() -> list[Case]:
-    wide = MODEL.model_copy(update={"d_model": 128, "d_ff": 512})
-    more = STEP.model_copy(update={"vocabulary": 3000, "sequence_length": 64, "dense_d_ff": 512})
-    plan = plan_of(linear_placement(problem(wide, more, 2)), Priority(policy="fair", bucket=1e5))
-    first = Case("memory", plan, wide, more, double=False, probed=True)  # before others leave tensors behind
-    steps, two_ranks = [first, *(by_system(name) for name in TRAINING)], linear_placement(problem(ranks=2))
+    steps, two_ranks = [by_system(name) for name in TRAINING], linear_placement(problem(ranks=2))
     for policy in POLICIES:
         for limit in LIMITS:
             priority = Priority(policy=policy, **{limit: 3e3})
@@ -90,7 +115,7 @@ def cases() -> list[Case]:
     steps.append(Case("shared experts", plan_of(placed, pipeline=pipeline(2, 2)), shared, STEP))
     for dtype in ("fp32", "bf16"):
         model = MODEL.model_copy(update={"dtype": dtype})
-        steps.append(Case(dtype, plan_of(placed, pipeline=pipeline(2, 2)), model, STEP, double=False))
+        steps.append(Case(dtype, plan_of(placed, pipeline=pipeline(2, 2)), model, STEP, double=False, probed=dtype == "fp32"))
     uneven = Placement.from_gpu_of_expert(np.array([[0, 0, 2, 2, 0, 2, 0, 0], [1, 0, 1, 2, 2, 2, 1, 0]]), 3, (1, 2))
     steps.append(Case("three ranks", plan_of(uneven, pipeline=pipeline(3, 2)), MODEL, STEP))
     alone = Placement.from_gpu_of_expert(np.zeros((2, 8), dtype=int), 1, (1, 2))
@@ -232,8 +257,74 @@ def test_the_systems_plans_are_cut_moved_and_packed():
     assert expert_groups(CASES["all experts everywhere"].plan.placement) == RANKS
 
 
-def test_as_much_memory_as_predicted(outcomes):
-    case = CASES["memory"]
-    predicted = step_bytes(problem(case.model, case.step, case.ranks), case.plan)
-    for outcome, bytes in zip(outcomes["memory"], predicted, strict=True):
-        assert 0.6 * bytes < outcome.memory < 1.2 * bytes
+# As launches.
+@pytest.mark.usefixtures("warm_python")
+def test_lancet_and_pipemoe_in_one_launch_give_the_gradients_of_one_process(tmp_path):
+    problem = top_one_problem()
+    launch = prepare_step(*(plan_by(name, problem) for name in ("lancet", "pipemoe")), repeats=2)
+    assert launch.ready and launch.instructions.step == TOP_ONE_STEP and launch.tokens == 2 * TOP_ONE_STEP.tokens
+    whole = run_here(launch, tmp_path / "run", never, silent)
+    assert whole.tokens == 64 and whole.profile.all_reduce is not None and not processes_of(tmp_path)
+    for measured_plan in whole.runs:
+        assert 0 <= measured_plan.difference.error <= 1e-4 and len(measured_plan.totals) == 2
+        kinds = {"dense", "gate", "ffn", "aggregate", "dispatch", "combine", "dx", "dw", "all_reduce"}
+        assert set(measured_plan.measured.events["kind"]) == set(measured_plan.predicted.events["kind"]) == kinds
+        # The measured tasks are the simulated ones, on every rank.
+        labels = set(measured_plan.predicted.labels)
+        assert {label for label in measured_plan.measured.labels if label != "update"} >= labels - {"update"}
+        laid = compare(measured_plan.predicted, measured_plan.measured)
+        assert (laid.by_kind["measured"] > 0).all() and 0 <= laid.waiting < laid.measured
+        total = laid.by_kind["measured"].sum()
+        assert total == pytest.approx(laid.by_layer["measured"].sum()) and total > 0
+    # The same files in the run folder of a cluster's job say the same.
+    where = destination("slurm", tmp_path, gpus=0)
+    clusters.write(replace(launch, destination=where), tmp_path / "cluster")
+    for result in (REPORT, MACHINE_TIMES, "events-0.npz", "events-1.npz"):
+        shutil.copy(tmp_path / "run" / result, tmp_path / "cluster")
+    whole = read_run(launch, tmp_path / "run", where.devices.cores)
+    for measured_plan, other in zip(whole.runs, clusters.collect(tmp_path / "cluster").runs, strict=True):
+        assert measured_plan.totals == other.totals and measured_plan.predicted.total == other.predicted.total > 0
+
+
+def test_what_a_cpu_cannot_do_in_seconds_is_left_out_and_said(monkeypatch):
+    plan = plan_by("raf", top_one_problem())
+    whole = prepare_step(plan)
+    monkeypatch.setattr(prepare, "FLOP_BUDGET", 1.0)
+    least = prepare_step(plan)
+    # An expert's buffer keeps a row.
+    assert (least.instructions.step.batch, least.instructions.step.sequence_length) == (1, 4)
+    text = {check.name: check.text for check in least.checks}
+    assert "1 × 4 tokens on each rank instead of 4 × 8" in text["Step"]
+    assert all("instead" not in check.text for check in whole.checks)
+
+
+def test_what_makes_no_sense_is_refused_in_a_line():
+    plan = plan_by("raf", top_one_problem())
+    provenance = plan.provenance.model_copy(update={"inputs": {"graph": "0" * 64}})
+    inference = plan.model_copy(update={"priority": None, "pipeline": None, "overlap": None})
+    for asked, more, says in (
+        (plan, {"ranks": 3}, "between 1 and 2"),
+        (plan, {"repeats": 0}, "0 timed passes"),
+        (plan, {"limit": float("nan")}, "time limit"),
+        (plan, {"dtype": "fp8"}, "fp32 or bf16"),
+        (plan, {"step": TOP_ONE_STEP.model_copy(update={"heads": 5})}, "heads"),
+        (plan, {"step": TOP_ONE_STEP.model_copy(update={"routing": "recorded"})}, "no tokens to replay"),
+        (plan, {"workload": ExpertLoad("other", balanced_load(TOP_ONE_MODEL).load[:1], (1,))}, "other"),
+        (plan.model_copy(update={"provenance": provenance}), {}, "imported operators"),
+        (inference, {}, "for inference"),
+    ):
+        assert says in refusal(prepare_step, asked, **more)
+    (failed,) = [check for check in prepare_step(plan, devices=Devices((), (), 2, 1e5)).checks if not check.passed]
+    assert failed.name == "Memory" and "smaller step" in failed.text
+
+
+@pytest.mark.usefixtures("warm_python")
+def test_recorded_routing_is_replayed(tmp_path):
+    step = TOP_ONE_STEP.model_copy(update={"routing": "recorded"})
+    experts = np.random.default_rng(3).integers(0, 4, (40, 2, 1)).astype(np.int16)
+    trace = RoutingTrace("recorded", experts, 4)
+    cluster = cluster_presets()["lancet-p3dn-2-nodes"].cluster.part([0, 8])
+    problem = make_problem(trace, cluster, TOP_ONE_MODEL, Datasheet(), step=step)
+    launch = prepare_step(plan_by("lancet", problem), step=step, workload=trace, repeats=1)
+    (measured_plan,) = run_here(launch, tmp_path / "run", never, silent).runs
+    assert 0 <= measured_plan.difference.error <= 1e-4

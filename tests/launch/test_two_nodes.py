@@ -379,22 +379,6 @@ def test_rows_of_ranks_go_in_every_order(measured):
     assert all(run.difference.error <= 1e-2 for run in (*straight, relayed))
 
 
-@pytest.mark.everything
-def test_ranks_that_stand_for_several_gpus_send_the_rows_of_their_nodes(tmp_path):
-    """Eight GPUs in two nodes on four ranks: the rows follow from where the ranks' experts are."""
-    row = ((0,), (1,), (2, 7), (3,), (4, 0), (5,), (6,), (7,))
-    where = Placement(
-        experts=launches.EXPERTS, experts_of_gpu=(row,) * launches.LAYERS, model_layers=tuple(range(launches.LAYERS))
-    )
-    concurrent = launches.plan_for(PADDED, "concurrent", where, WIDE)
-    plans = (travelling(concurrent, unit, "fp8", "bf16") for unit in ("node", "gpu"))
-    launch = prepared(*plans, cluster=cluster_of((4, 8e9), (4, 8e9)))
-    runs = run_here(launch, tmp_path / "run", never, silent).runs
-    assert launch.instructions.tiers.node == (0, 0, 1, 1) and launch.instructions.plans[0].placement.gpus == 4
-    hold_bytes(launch, runs, TWO_NODES)
-    assert all(run.difference.error <= 1e-2 for run in runs)
-
-
 def test_tokens_of_two_models_travel_alike(tmp_path):
     other = launches.plan_for(launches.recording_b(), "concurrent", launches.UNEVEN, launches.OTHER)
     both = beside(launches.plan_for(PADDED, "concurrent", launches.EVEN, WIDE), other)
