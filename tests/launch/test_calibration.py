@@ -1,12 +1,12 @@
 """`calibrate`: refusals, the sweep that fits its time, the measurements of ranks, and its end."""
 
-import contextlib
 import json
 import math
 import sys
 from dataclasses import replace
 from itertools import pairwise, product
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,9 +15,8 @@ import torch
 from engine import store
 from engine.costs import Profiled
 from engine.formats import read_costs
-from engine.jobs import protocol, runner
+from engine.jobs import protocol
 from engine.jobs.launches import table_of
-from engine.jobs.runner import State
 from engine.launch.calibration import calibrate, sweep, sweep_rank
 from engine.launch.calibration.calibrate import plan_sweep, read_measured
 from engine.launch.calibration.sweep import Grid, Speed, Sweep, grid_for, grids, held_out_shapes
@@ -26,8 +25,6 @@ from engine.launch.running import local
 from engine.result import never
 from engine.systems.base import silent
 from tests.cases.cli import CLUSTER, CommandLine
-from tests.cases.jobs import until
-from tests.cases.processes import processes_of, ranks_of
 from tests.cases.refusals import refusal
 from tests.strategies import cluster_of, make_gpu
 
@@ -228,34 +225,17 @@ def test_the_command_from_the_devices_to_prices(engine, tmp_path, warm_python):
     assert list(store.data_folder().glob("run-*")) == [], "the run folder is gone"
 
 
-@pytest.mark.everything
-def test_a_job_that_is_cancelled_leaves_no_rank_behind():
-    job = runner.start("calibrate", {"ranks": 2}, store.data_folder())
-    until(lambda: job.progress and "shapes" in job.progress.message, 120)
-    assert len(ranks_of(job.folder / "run")) >= 2
-    runner.cancel(job)
-    assert runner.wait(job, 20) is State.CANCELLED
-    assert processes_of(job.folder / "run") == []
-
-
 def test_a_testbed_runs_every_rank_in_its_own_network(tmp_path, monkeypatch):
     def run_processes(commands, ranks, limit, folder, stop, report):
         seen.extend(commands)
         (folder / "measured.json").write_text(json.dumps(readings_of("CPU", "CPU")))
 
-    seen = []
+    seen, emulated = [], mock.MagicMock(ranks=2)
+    emulated.name = "the testbed of x"
+    emulated.inside = lambda rank, command: [f"in {rank}", *command]
+    emulated.environment = lambda rank: {"RANK": str(rank)}
     monkeypatch.setattr(calibrate, "run_processes", run_processes)
-
-    class Emulated(contextlib.nullcontext):
-        name, ranks = "the testbed of x", 2
-
-        def inside(self, rank: int, command: list[str]) -> list[str]:
-            return [f"in {rank}", *command]
-
-        def environment(self, rank: int) -> dict[str, str]:
-            return {"RANK": str(rank)}
-
-    calibration = calibrate.calibrate(plan_sweep(HOST, dtypes=["bf16"]), tmp_path / "run", never, silent, testbed=Emulated())
+    calibration = calibrate.calibrate(plan_sweep(HOST, dtypes=["bf16"]), tmp_path / "run", never, silent, testbed=emulated)
     own = [sys.executable, "-m", "engine.launch.calibration.sweep_rank", str(tmp_path / "run")]
     assert seen == [([f"in {rank}", *own], {"RANK": str(rank)}) for rank in range(2)]
     assert calibration.on == "the testbed of x"

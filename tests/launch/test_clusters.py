@@ -44,6 +44,12 @@ def kubernetes(tmp_path, monkeypatch) -> Iterator[Kubernetes]:
     cluster.close()
 
 
+@pytest.fixture
+def state(tmp_path, monkeypatch) -> Path:
+    """The folder of a Slurm that answers."""
+    return install_slurm(tmp_path, monkeypatch)
+
+
 def written(scheduler: str, shared: Path, **more):
     """A launch for two ranks on CPUs, its destination, and its run folder."""
     where = destination(scheduler, shared, **{"gpus": 0} | more)
@@ -54,9 +60,8 @@ def written(scheduler: str, shared: Path, **more):
 
 def finish(command: list[str], **more) -> None:
     """Run a command to its good end. Nothing of it is left when it has none: ranks leave with their torchrun."""
-    process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, **more
-    )
+    talk = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    process = subprocess.Popen(command, start_new_session=True, **talk, **more)
     try:
         said, _ = process.communicate(timeout=150)
         assert process.returncode == 0, said.decode()
@@ -82,8 +87,7 @@ def test_a_pod_runs_with_nothing_but_the_project_and_the_run_folder(shared, tmp_
 
 
 # Slurm.
-def test_what_is_submitted_to_slurm_is_what_was_shown(shared, tmp_path, monkeypatch):
-    state = install_slurm(tmp_path, monkeypatch)
+def test_what_is_submitted_to_slurm_is_what_was_shown(shared, state):
     (state / "several").touch()
     launch, _, folder = written("slurm", shared, partition="gpu", account="team")
     shown = dry_run(launch, folder)
@@ -124,17 +128,15 @@ def test_what_is_submitted_to_slurm_is_what_was_shown(shared, tmp_path, monkeypa
         (None, None, "gone: its scheduler does not know it any more", True),
     ],
 )
-def test_how_a_job_on_slurm_stands_and_why(tmp_path, monkeypatch, accounting, queue, said, over):
-    folder = install_slurm(tmp_path, monkeypatch)
+def test_how_a_job_on_slurm_stands_and_why(state, accounting, queue, said, over):
     for name, text in (("accounting", accounting), ("queue", queue)):
         if text is not None:
-            (folder / name).write_text(text)
+            (state / name).write_text(text)
     status = clusters.status(HANDLE)
     assert status.text == said and status.state == re.match("[a-z]+", said)[0] and status.over == over
 
 
-def test_a_controller_that_is_away_says_nothing_of_the_job(shared, tmp_path, monkeypatch):
-    state = install_slurm(tmp_path, monkeypatch)
+def test_a_controller_that_is_away_says_nothing_of_the_job(shared, state):
     _, _, folder = written("slurm", shared)
     clusters._save(folder, clusters.read_job(folder).model_copy(update={"handle": HANDLE}))
     (state / "queue").write_text("RUNNING")
@@ -171,20 +173,18 @@ short|30:00|9|16|64000|(null)
         ({"partition": "hidden", "nodes": 900}, 600, None),  # left to Slurm
     ],
 )
-def test_what_could_never_start_is_not_submitted(shared, tmp_path, monkeypatch, asked, minutes, fault):
-    state = install_slurm(tmp_path, monkeypatch)
+def test_what_could_never_start_is_not_submitted(shared, state, asked, minutes, fault):
     (state / "partitions").write_text(PARTITIONS)
     where = destination("slurm", shared, **{"gpus": 0} | asked)
     if fault is None:
         slurm.refuse_impossible(where, 60.0 * minutes)
-        return
-    with pytest.raises(InputError, match=f"^Slurm could never start this job: the partition .*{fault}"):
-        slurm.refuse_impossible(where, 60.0 * minutes)
+    else:
+        message = refusal(slurm.refuse_impossible, where, 60.0 * minutes)
+        assert re.match(f"Slurm could never start this job: the partition .*{fault}", message)
 
 
-def test_a_command_that_says_nothing_is_not_waited_for(shared, tmp_path, monkeypatch):
+def test_a_command_that_says_nothing_is_not_waited_for(shared, state, monkeypatch):
     launch, _, _ = written("slurm", shared)
-    state = install_slurm(tmp_path, monkeypatch)
     for name in ("squeue", "sbatch"):
         (state.parent / "bin" / name).write_text("#!/bin/sh\nexec sleep 60\n")
     monkeypatch.setattr(slurm, "ANSWER_LIMIT", 0.05)
@@ -196,8 +196,7 @@ def test_a_command_that_says_nothing_is_not_waited_for(shared, tmp_path, monkeyp
     assert "is being submitted, or has been" in refusal(clusters.submit, launch, folder)
 
 
-def test_a_job_on_slurm_is_cancelled_once(tmp_path, monkeypatch):
-    state = install_slurm(tmp_path, monkeypatch)
+def test_a_job_on_slurm_is_cancelled_once(state):
     (state / "queue").write_text("RUNNING\nRUNNING\n")
     clusters.cancel(HANDLE)
     assert clusters.status(HANDLE).state == "cancelled"
@@ -206,8 +205,7 @@ def test_a_job_on_slurm_is_cancelled_once(tmp_path, monkeypatch):
     assert clusters.status(HANDLE).state == "succeeded"
 
 
-def test_slurm_refuses_or_is_not_here(shared, tmp_path, monkeypatch):
-    state = install_slurm(tmp_path, monkeypatch)
+def test_slurm_refuses_or_is_not_here(shared, state, monkeypatch):
     (state / "refuse").touch()
     launch = launch_for(destination("slurm", shared, gpus=0))
     with pytest.raises(InputError, match=r"^Slurm refused the job"), clusters.new_run_folder(launch) as folder:
@@ -222,8 +220,7 @@ def test_slurm_refuses_or_is_not_here(shared, tmp_path, monkeypatch):
     assert dry_run(launch, folder)  # takes none of it
 
 
-def test_a_handle_is_told_also_when_it_cannot_be_kept(shared, tmp_path, monkeypatch):
-    state = install_slurm(tmp_path, monkeypatch)
+def test_a_handle_is_told_also_when_it_cannot_be_kept(shared, state, monkeypatch):
     launch, _, folder = written("slurm", shared)
     full = OSError(28, "No space left on device")
     monkeypatch.setattr(clusters, "write_atomically", lambda *_: (_ for _ in ()).throw(full))
@@ -247,15 +244,17 @@ def test_what_is_submitted_to_kubernetes_is_what_was_shown(kubernetes, shared):
     assert kubernetes.asked.startswith(f"/api/v1/namespaces/research/pods/{name}-switchyard-1-0/log")
     kubernetes.log_status = 400  # the container is being created
     assert list(clusters.log_lines(folder, 0)) == []
-    for phase, state, over in (
-        ("Pending", "pending", False),
-        ("Completing", "running", False),
-        ("Completed", "succeeded", True),
-        ("Terminated", "failed", True),
-        ("Running", "running", False),
-    ):
+    phases = {
+        "Pending": "pending",
+        "Completing": "running",
+        "Completed": "succeeded",
+        "Terminated": "failed",
+        "Running": "running",
+    }
+    for phase, stands in phases.items():
         kubernetes.phase = {"phase": phase, "message": "why"}
-        assert clusters.status(handle) == clusters.Status(state, f"{phase}: why", over)
+        over = stands in ("succeeded", "failed")
+        assert clusters.status(handle) == clusters.Status(stands, f"{phase}: why", over)
     clusters.cancel(handle)
     assert not kubernetes.jobs and clusters.status(handle).state == "gone"
     with pytest.raises(InputError, match="does not know this job"):
@@ -277,8 +276,7 @@ def test_kubernetes_refuses_or_is_not_there(kubernetes, shared, tmp_path):
 
 
 # Anywhere.
-def test_a_launch_that_cannot_work_is_not_submitted(shared, tmp_path, monkeypatch):
-    state = install_slurm(tmp_path, monkeypatch)
+def test_a_launch_that_cannot_work_is_not_submitted(shared, state, tmp_path):
     launch, where, folder = written("slurm", shared)
     shutil.copytree(folder, tmp_path / "copy")
     shared.chmod(0o500)
@@ -289,15 +287,9 @@ def test_a_launch_that_cannot_work_is_not_submitted(shared, tmp_path, monkeypatc
     assert clusters.read_job(tmp_path / "copy").destination == where
 
 
-def test_only_handles_of_jobs_are_asked_about(tmp_path, monkeypatch):
-    install_slurm(tmp_path, monkeypatch)
-    paths = ("--help", "4242\n", "1/2")
-    for handle in (
-        *(f"slurm://switchyard/{path}" for path in paths),
-        "",
-        "local_cwd://x/4242",
-        "kubernetes://switchyard/a:b:c",
-    ):
+def test_only_handles_of_jobs_are_asked_about(state):
+    handles = [f"slurm://switchyard/{path}" for path in ("--help", "4242\n", "1/2")]
+    for handle in (*handles, "", "local_cwd://switchyard/4242", "kubernetes://switchyard/a:b:c"):
         for ask in (clusters.status, clusters.cancel):
             with pytest.raises(InputError, match="is no handle"):
                 ask(handle)

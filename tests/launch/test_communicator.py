@@ -1,21 +1,125 @@
-"""Communication of a rank: tensors that pass through host memory, meetings, and the clock of a machine's measurement."""
+"""Communication of a rank: tensors that pass through host memory, meetings, the clock of a machine's measurement. Two models on
+the same ranks: each has the output that it has alone, and one sends while the other computes."""
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
-from engine.launch.rank import measure_machine
+from engine.launch.preparation.launch import Launch
+from engine.launch.preparation.prepare import prepare
+from engine.launch.rank import colocated, measure_machine
+from engine.launch.rank.colocated import Colocated, Lane
 from engine.launch.rank.communicator import Communicator
 from engine.launch.rank.context import RankContext
 from engine.launch.rank.measure_machine import seconds_of
 from engine.launch.rank.recorder import Recorder
+from engine.launch.running.local import run_here
+from engine.plan import Travel
+from engine.result import never
+from engine.systems.base import silent
+from engine.timeline import Timeline
+from tests.cases.launches import HOST, LAYERS, MODEL, OTHER, pair_of, recording, recording_b, sent
 from tests.launch import lockstep
+
+pytestmark = pytest.mark.usefixtures("warm_python")
+RANKS = 3
+PATIENCE = 20.0
+
+
+@pytest.fixture
+def lane(one_rank) -> Lane:
+    """The lane of a launch of one rank, which is this process."""
+    context = lockstep.only_context()
+    return Lane(context, Communicator(context, *context.groups(1)), None, False)
+
+
+def test_an_exchange_runs_beside_the_computation(lane):
+    computed, done = threading.Event(), []
+    first = lane.start(lambda: done.append(computed.wait(PATIENCE)))
+    second = lane.start(lambda: done.append("second"))
+    assert not done
+    computed.set()
+    second()
+    assert done == [True, "second"]
+    first()
+
+
+def test_an_exchange_that_fails_is_told_where_it_is_waited_for(lane):
+    def fail() -> None:
+        raise ConnectionError("the peer is gone")
+
+    wait = lane.start(fail)
+    with pytest.raises(ConnectionError, match="the peer is gone"):
+        wait()
+    lane.start(lambda: None)()
+
+
+def test_an_exchange_may_write_where_its_starter_may(one_rank):
+    with torch.inference_mode():
+        buffer = torch.zeros(3)
+        context = lockstep.only_context()
+        Lane(context, Communicator(context), None, False).start(lambda: buffer[:2].copy_(torch.ones(2)))()
+    assert buffer.tolist() == [1, 1, 0]
+
+
+def test_a_lane_over_gloo_works_on_the_gpu_of_its_rank(lane, monkeypatch):
+    """The GPU is the host here: stand-ins are needed for the calls that name it."""
+    gpu, chosen = torch.device("cuda", 1), threading.local()
+    stand_ins = {"set_device": lambda device: setattr(chosen, "device", device), "Event": mock.MagicMock}
+    stand_ins |= {"stream": lambda stream: contextlib.nullcontext(), "current_stream": lambda device: mock.MagicMock()}
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    context = lockstep.only_context()
+    used = []
+    there = Lane(replace(context, device=gpu), lane.communicator, mock.MagicMock(), False)
+    there.start(lambda: used.append(getattr(chosen, "device", "the first one")))()
+    assert used == [gpu]
+
+
+class Handed:
+    """A stand-in for a model and its communicator that notes the operations of the host in their order."""
+
+    def __init__(self, name: str, handed: list[str]) -> None:
+        self.name, self.handed = name, handed
+
+    def meet(self) -> None:
+        self.handed.append(f"meet {self.name}")
+
+    def exchange(self, kind: str, layer: int) -> None:
+        self.handed.append(f"{kind} {self.name}")
+
+    def __getattr__(self, step: str):
+        return lambda layer: self.handed.append(f"{step} {self.name}")
+
+
+ONE_BATCH = (["meet a", "{0} a", "{1} b", "meet b", "{0} b", "meet a", "meet b"], "concurrent", "concurrent", None)
+PHASES = ["meet a", "{0} a", "meet a", "{1} b", "meet b", "{0} b", "meet b"]
+PHASED = [("concurrent", "matched", None), ("matched", "concurrent", None), ("concurrent", "concurrent", "node")]
+
+
+@pytest.mark.parametrize(("wanted", "mode_a", "mode_b", "unit"), [ONE_BATCH, *((PHASES, *phased) for phased in PHASED)])
+def test_over_nccl_one_batch_waits_for_no_other_and_the_computation_of_a_for_no_phases_of_b(
+    monkeypatch, wanted, mode_a, mode_b, unit
+):
+    handed: list[str] = []
+    names = iter(("both", "a", "b"))
+    monkeypatch.setattr(colocated, "Communicator", lambda *_: Handed(next(names), handed))
+    monkeypatch.setattr(colocated, "kind_of_layers", lambda plan: lambda context, plan, model, number: model)
+    monkeypatch.setattr(RankContext, "groups", lambda self, count: [None] * count)
+    travel = None if unit is None else Travel(unit=unit)
+    plan = pair_of(mode_a, mode_b, recording(4), recording_b()).model_copy(update={"travel": travel})
+    Colocated(lockstep.only_context(plans=(plan,), model_b=OTHER, backend="nccl", gpus=1), plan).layer(0)
+    dispatches, combines = ([word.format(*kinds) for word in wanted] for kinds in (("dispatch", "gate"), ("combine", "ffn")))
+    assert handed == ["gate a", *dispatches, "ffn a", *combines, "aggregate a", "aggregate b"]
 
 
 @pytest.fixture
@@ -64,8 +168,6 @@ def test_on_gpus_a_meeting_keeps_only_the_stream_waiting(monkeypatch):
 
 
 # Measurements of a machine.
-
-
 MEETING, PAUSE = 3e-5, 0.5
 
 
@@ -145,3 +247,51 @@ def test_on_processors_the_hosts_clock_counts_without_pauses(host, monkeypatch):
 
     assert 0.01 <= seconds_of(work, host, 3) < 0.02
     assert 0 <= measure_machine._meeting(host, True) < 0.02
+
+
+# Real ranks.
+def of(timeline: Timeline, model: int, kind: str, layer: int):
+    events = timeline.events
+    return events[(events["model"] == model) & (events["kind"] == kind) & (events["layer"] == layer)]
+
+
+def test_two_models_in_every_order_on_fewer_ranks(tmp_path):
+    trace, trace_b = recording(300), recording_b()
+    alike = ("matched", "sequential", "concurrent")
+    modes = (*zip(alike, alike, strict=True), ("matched", "concurrent"))
+    plans = [pair_of(*both, trace, trace_b) for both in modes]
+    asked = Launch(tuple(plans), trace, MODEL, second=(trace_b, OTHER), ranks=RANKS, repeats=2, limit=120.0)
+    launch = prepare(asked, HOST)
+    assert launch.ready and [workload.tokens for workload in launch.workloads] == [300, 150]
+    whole = run_here(launch, tmp_path / "run", never, silent)
+    models = (launch.instructions.model, launch.instructions.model_b)
+    for run in whole.runs:
+        assert 0 <= run.difference.error <= 1e-5
+        for number, model in enumerate(models):
+            for layer in range(LAYERS):
+                for kind in ("dispatch", "combine"):
+                    both = (sent(timeline, kind, layer, RANKS, number) for timeline in (run.measured, run.predicted))
+                    rows = [bytes / model.bytes_per_token for bytes in both]
+                    # Of b, the copies of expert 7 divide over its homes: in half, or in whole rows.
+                    assert rows[0].sum() > 0 and np.abs(rows[0] - rows[1]).max() <= (1e-6, 0.5 + 1e-6)[number]
+        hold_the_order(run.measured)
+
+
+def hold_the_order(timeline: Timeline) -> None:
+    """Assert the order of Aurora's table 2, and that steps without an order overlap."""
+    early, steps = {("gate", "dispatch"): 0, ("ffn", "combine"): 0}, ("gate", "dispatch", "ffn", "combine", "aggregate")
+    for layer in range(LAYERS):
+        for rank in range(RANKS):
+            here = timeline.events[(timeline.events["layer"] == layer) & (timeline.events["resource"] == rank)]
+            computed = here[here["stream"] == "compute"].sort_values("start")
+            order = [("gate", 0), ("gate", 1), ("ffn", 0), ("ffn", 1), ("aggregate", 0), ("aggregate", 1)]
+            assert list(zip(computed["kind"], computed["model"], strict=True)) == order
+            assert (computed["end"].to_numpy()[:-1] <= computed["start"].to_numpy()[1:]).all()
+        for model in range(2):
+            for before, after in pairwise(steps):
+                ended, begun = of(timeline, model, before, layer)["end"], of(timeline, model, after, layer)["start"]
+                assert ended.max() <= begun.min()
+        for computing, sending in early:
+            begun = of(timeline, 1, computing, layer)["start"].min()
+            early[computing, sending] += begun < of(timeline, 0, sending, layer)["end"].max()
+    assert all(early.values()), "b never computed before a had sent"

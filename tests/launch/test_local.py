@@ -15,7 +15,6 @@ import pytest
 from engine import store
 from engine.catalogue import cluster_presets
 from engine.costs import Datasheet
-from engine.errors import InputError
 from engine.jobs import protocol, runner
 from engine.jobs.runner import Job, State
 from engine.launch.places.devices import Devices
@@ -108,8 +107,7 @@ def test_too_little_memory_fails_the_check_and_the_launch(tmp_path):
     launch = launches.prepare(devices=replace(launches.HOST, host_memory=1e6))
     (failed,) = [check for check in launch.checks if not check.passed]
     assert failed.name == "Memory" and "fewer" in failed.text and not launch.ready
-    with pytest.raises(InputError, match="pre-flight: memory"):
-        run_here(launch, tmp_path / "run", never, silent)
+    assert "pre-flight: memory" in refusal(run_here, launch, tmp_path / "run", never, silent)
     assert not (tmp_path / "run").exists()
 
 
@@ -154,8 +152,8 @@ def test_an_output_that_differs_makes_the_run_invalid(tmp_path, monkeypatch, dif
         (folder / REPORT).write_text(json.dumps(said))
 
     monkeypatch.setattr(local, "run_processes", ranks_of_a_wrong_kernel)
-    with pytest.raises(InputError, match="differs from the unplanned computation"):
-        run_here(launches.prepare(), tmp_path / "run", never, silent)
+    message = refusal(run_here, launches.prepare(), tmp_path / "run", never, silent)
+    assert "differs from the unplanned computation" in message
 
 
 # How a launch ends when it does not finish.
