@@ -32,19 +32,14 @@ def main(rank: int, ranks: int, folder: Path) -> None:
     groups, other = [dist.new_group(), dist.new_group()], 1 - rank
     outcome = {}
 
-    def receive(group: dist.ProcessGroup) -> dist.P2POp:
-        return dist.P2POp(dist.irecv, torch.zeros(4), other, group)
-
-    def send(group: dist.ProcessGroup) -> dist.P2POp:
-        return dist.P2POp(dist.isend, torch.ones(4), other, group)
-
-    outcome["mixed"] = refusal(lambda: dist.batch_isend_irecv([receive(groups[0]), send(groups[1])]))
+    arriving = torch.zeros(4)
+    receive = dist.P2POp(dist.irecv, arriving, other, groups[0])
+    sends = [dist.P2POp(dist.isend, torch.ones(4), other, group) for group in groups]
+    outcome["mixed"] = refusal(lambda: dist.batch_isend_irecv([receive, sends[1]]))
     outcome["alone"] = refusal(lambda: dist.isend(torch.ones(4), other, groups[0]))
 
     nccl_rules.DELAY = 1.0  # or on a busy machine something may have arrived before it is looked at
-    arriving = torch.zeros(4)
-    both = [dist.P2POp(dist.irecv, arriving, other, groups[0]), send(groups[0])]
-    for work in dist.batch_isend_irecv(both):
+    for work in dist.batch_isend_irecv([receive, sends[0]]):
         work.wait()
     outcome["by the host"] = arriving.numpy().tolist()
     nccl_rules.DELAY = 0.0

@@ -23,10 +23,11 @@ from engine.result import never
 from engine.simulate.work import work_of
 from engine.systems.base import silent
 from engine.workload import RoutingTrace
+from tests.cases import layers
 from tests.cases.examples import examples
 from tests.cases.launch_plans import MODES, coherent, plan_with
 from tests.cases.launches import EXPERTS, HOST, LAYERS, MODEL, K, plan_for, recording, sent
-from tests.cases.layers import model_of, unplanned
+from tests.cases.layers import unplanned
 from tests.cases.two_nodes import cluster_of
 from tests.launch import lockstep
 
@@ -36,19 +37,15 @@ pytestmark = pytest.mark.usefixtures("warm_python")
 @st.composite
 def launches(draw) -> tuple[RankInstructions, Tokens]:
     """Every expert on one rank, and tokens of which some lack their first choice, some any, some in all layers."""
-    ranks, k, layers = draw(st.integers(1, 4)), draw(st.integers(1, 3)), draw(st.integers(1, 3))
-    model = model_of(layers=layers, experts_per_token=k)
-    tokens = draw(st.integers(1, 12))
-    chosen = draw(hnp.arrays(np.int16, (tokens, layers, k), elements=st.integers(-1, 4)))
-    source = draw(hnp.arrays(np.int32, tokens, elements=st.integers(0, ranks - 1)))
-    home = draw(hnp.arrays(np.int64, (layers, 5), elements=st.integers(0, ranks - 1)))
-    placement = Placement.from_gpu_of_expert(home, ranks, tuple(range(layers)))
-    plan = plan_with(placement, execution="context-coherent")
+    instructions, tokens = draw(layers.launches())
+    ranks, count = instructions.ranks, instructions.model.layers
+    home = draw(hnp.arrays(np.int64, (count, 5), elements=st.integers(0, ranks - 1)))
+    placement = Placement.from_gpu_of_expert(home, ranks, tuple(range(count)))
     nodes = tuple(sorted(draw(st.lists(st.integers(0, 2), min_size=ranks, max_size=ranks))))
     linked = tuple(8.0 if nodes.count(node) > 1 else 0.0 for node in nodes)
     drawn = draw(st.none() | st.just(Tiers(node=nodes, port=(1.0,) * ranks, link=linked)))
-    instructions = RankInstructions(plans=(plan,), model=model, ranks=ranks, backend="gloo", tiers=drawn)
-    return instructions, Tokens(chosen, source)
+    plans = (plan_with(placement, execution="context-coherent"),)
+    return instructions.model_copy(update={"plans": plans, "tiers": drawn}), tokens
 
 
 @settings(max_examples=examples(80), deadline=None)

@@ -136,18 +136,13 @@ def test_tensors_of_a_gpu_pass_through_host_memory_and_the_copies_are_noted(comm
     out, into, seen, noted = torch.arange(6.0).view(3, 2), torch.empty(3, 2), [], []
     communicator.carry(lambda a, b: (seen.extend((a, b)), swap(a, b)), out, into, lambda *marks: noted.append(marks))
     assert seen[0] is out and seen[1] is into and not noted and torch.equal(into, out.flip(0))
-    waited = []
-
-    class Stream:
-        def synchronize(self) -> None:
-            waited.append(True)
-
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
+    stream = mock.MagicMock()
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
     communicator.in_host_memory = True
     out, into, seen, noted = torch.arange(6.0).view(3, 2), torch.empty(3, 2), [], []
 
     def exchange(a: torch.Tensor, b: torch.Tensor) -> None:
-        assert waited and len(noted) == 1, "the copy to the host must be over before anything is sent"
+        assert stream.synchronize.called and len(noted) == 1, "the copy to the host must be over before anything is sent"
         seen.extend((a, b))
         swap(a, b)
 

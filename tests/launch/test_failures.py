@@ -27,13 +27,12 @@ from engine.launch.rank.instructions import MACHINE_TIMES, REPORT, writing
 from engine.launch.rank.recorder import Recorder
 from engine.launch.running import local, processes
 from engine.launch.running.local import run_here
-from engine.launch.running.processes import WORKER
 from engine.result import never
 from engine.systems.base import silent
 from tests import warm
 from tests.cases.jobs import until
 from tests.cases.launches import BIG, launch_arguments, prepare
-from tests.cases.processes import processes_of
+from tests.cases.processes import processes_of, workers_of
 from tests.cases.refusals import refusal
 from tests.cases.testbeds import MBIT, needs_testbed, nothing_left
 
@@ -47,18 +46,6 @@ def message_of(run: Callable[[], object]) -> str:
     text = refusal(run)
     assert "Traceback" not in text and len(text) < 300
     return text
-
-
-def rank_of(process: psutil.Process) -> int | None:
-    """The number of a process that is a rank."""
-    with contextlib.suppress(psutil.Error, KeyError):
-        return int(process.environ()["RANK"]) if WORKER in process.cmdline() else None
-    return None
-
-
-def rank(number: int, folder: Path) -> psutil.Process:
-    """A living rank of a launch."""
-    return next(process for process in processes_of(folder) if rank_of(process) == number)
 
 
 def fail_on_testbed(launch: PreparedLaunch, folder: Path, act: Callable[[], object]) -> str:
@@ -101,7 +88,7 @@ def test_a_rank_that_hangs_ends_the_launch_at_its_limit_and_is_named(tmp_path, m
     monkeypatch.setattr(processes, "time", clock)
 
     def act() -> None:
-        hanging = rank(1, folder)
+        hanging = next(rank for rank in workers_of(folder) if rank.environ()["RANK"] == "1")
         hanging.suspend()
         until(lambda: hanging.status() == psutil.STATUS_STOPPED, 5)
         late.append(True)

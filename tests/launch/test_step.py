@@ -5,7 +5,6 @@ import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -200,31 +199,6 @@ def test_micro_ops_give_way_to_all_to_alls_and_announcements_of_them(outcomes):
         started_within(spans(outcome, "all_reduce"), spans(outcome, "dispatch", "combine"))
         for outcome in outcomes["fair, micro_op"]
     )
-
-
-def test_a_fixed_schedule_keeps_all_reduces_out_of_pairs(outcomes):
-    for limit in LIMITS:
-        for outcome in outcomes[f"fixed, {limit}"]:
-            for layer in (1, 2):
-                for phase in ("", "dx."):
-                    names = (f"{phase}{layer}.dispatch", f"{phase}{layer}.combine")
-                    own = [span for span in spans(outcome, "dispatch", "combine") if span[2].startswith(names)]
-                    pair = [(min(start for start, *_ in own), max(end for _, end, _ in own), "pair")]
-                    assert len(own) >= 2 and not started_within(spans(outcome, "all_reduce"), pair)
-
-
-def test_one_queue_has_one_collective_at_a_time(outcomes):
-    for limit in LIMITS:
-        for outcome in outcomes[f"fifo, {limit}"]:
-            ordered = sorted(spans(outcome, "dispatch", "combine", "all_reduce"))
-            assert all(end <= start for (_, end, _), (start, *_) in pairwise(ordered))
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_collectives_have_one_order_on_all_ranks(outcomes, name):
-    for kinds in (("dispatch", "combine"), ("all_reduce",)):
-        orders = [[label for _, _, label in sorted(spans(outcome, *kinds))] for outcome in outcomes[name]]
-        assert all(order == orders[0] for order in orders) and orders[0]
 
 
 def test_a_moved_weight_gradient_runs_under_its_all_to_all(outcomes):

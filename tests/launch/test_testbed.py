@@ -202,22 +202,6 @@ def test_a_prediction_uses_the_links_and_the_start_up_of_a_phase():
 
 
 # Launches.
-@needs_testbed
-def test_a_launch_computes_what_one_process_computes_and_its_network_is_the_shaped_one(tmp_path):
-    trace = recording()
-    rate = np.array([40, 40, 10]) * MBIT
-    launch = prepare(Launch((plan_for(trace, "matched"),), trace, MODEL, ranks=3, repeats=1), HOST)
-    whole = run_here(launch.on_testbed(Testbed(rate)), tmp_path / "run", never, silent)
-    (run,) = whole.runs
-    assert 0 <= run.difference.error <= 1e-5 and whole.tokens == trace.tokens
-    for timeline in (run.predicted, run.measured):
-        events = timeline.events
-        for (_, kind), sends in events[events["stream"] == "network"].groupby(["layer", "kind"], observed=True):
-            moved = np.bincount(sends["resource"], sends["bytes"], 3) / rate
-            moved = max(moved.max(), (np.bincount(sends["peer"], sends["bytes"], 3) / rate).max())
-            # Bursts that pass at once are few bytes compared with those of the ranks.
-            assert kind in ("dispatch", "combine") and sends["end"].max() - sends["start"].min() > 0.8 * moved > 0.005
-    assert run.predicted.resources == run.measured.resources == ("rank 0", "rank 1", "rank 2")
 
 
 @needs_testbed

@@ -162,30 +162,21 @@ def test_rows_of_nodes_need_the_nodes():
     refused(BY_NODE, begin + r"; say which nodes there are \(--cluster\)", cluster=None)
     refused(BY_NODE, begin + ": it is for 4 GPUs, drawn has 3", cluster=cluster_of((3, 8e9)))
     refused(BY_NODE, "on 2 ranks .* several nodes: choose 4", ranks=2, cluster=cluster_of((1, None), (3, 8e9)))
-    nodes = cluster_of(*((2, 8e9),) * 9)
-    row = tuple((gpu,) if gpu < launches.EXPERTS else () for gpu in range(18))
-    wide = Placement(experts=launches.EXPERTS, experts_of_gpu=(row,) * launches.LAYERS, model_layers=range(launches.LAYERS))
-    with pytest.raises(UndecidedError, match=r"whose GPUs pass it on to each other, so that .* takes at least 9 ranks"):
-        prepared(BY_NODE.model_copy(update={"placement": wide}), cluster=nodes, ranks=None)
     assert prepared(BY_NODE).instructions.tiers.node == (0, 0, 1, 1)
     assert prepared(travelling(PLAIN, "gpu"), cluster=None).instructions.tiers is None
 
 
-def test_what_is_allowed_goes_by_the_coarsest_format():
+def test_the_checks_say_how_tokens_travel_and_what_the_coarsest_format_allows():
     launch = prepared(PLAIN, BY_NODE, travelling(PLAIN, "gpu", "fp16"))
     formats = [coarsest(launch.instructions.model, plan) for plan in launch.instructions.plans]
     assert formats == ["fp32", "fp8", "fp16"]
-    assert "to a relative tolerance of 0.05 of the largest number" in next(
-        check.text for check in launch.checks if check.name == "Numbers"
-    )
 
+    def said(name: str, *plans: Plan) -> list[str]:
+        return [check.text for check in prepared(*plans).checks if check.name == name]
 
-def test_the_check_says_how_tokens_travel():
-    def said(*plans: Plan) -> list[str]:
-        return [check.text for check in prepared(*plans).checks if check.name == "Rows"]
-
-    assert not said(PLAIN) and said(BY_NODE) == ["one row per node, fp8 out, bf16 back"]
-    assert said(PLAIN, travelling(PLAIN, "gpu")) == ["of concurrent one row per GPU one row per GPU"]
+    assert "to a relative tolerance of 0.05 of the largest number" in said("Numbers", BY_NODE)[0]
+    assert not said("Rows", PLAIN) and said("Rows", BY_NODE) == ["one row per node, fp8 out, bf16 back"]
+    assert said("Rows", PLAIN, travelling(PLAIN, "gpu")) == ["of concurrent one row per GPU one row per GPU"]
 
 
 def on_links(launch: PreparedLaunch, port: float, link: float) -> PreparedLaunch:
