@@ -1,6 +1,5 @@
 """Context-coherent execution: the same outputs on every rank, and the traffic that was simulated."""
 
-from collections import Counter
 from itertools import groupby
 
 import numpy as np
@@ -83,8 +82,10 @@ def all_gathered(ranks: list[CarriedLayers], layer: int) -> None:
 def test_what_is_sent_is_what_is_simulated(launch):
     instructions, tokens = launch
     (plan,), model, ranks = instructions.plans, instructions.model, lockstep.ranks_of(*launch, CarriedLayers)
-    nodes = Counter(range(instructions.ranks) if instructions.tiers is None else instructions.tiers.node)
-    cluster = cluster_of(*((size, 8e9 if size > 1 else None) for _, size in sorted(nodes.items())))
+    _, sizes = np.unique(
+        range(instructions.ranks) if instructions.tiers is None else instructions.tiers.node, return_counts=True
+    )
+    cluster = cluster_of(*((size, 8e9 if size > 1 else None) for size in sizes.tolist()))
     trace = RoutingTrace("trace", tokens.experts, model.experts, None, tokens.source)
     work = work_of(plan.placement, Problem(trace, cluster, model, Datasheet()), plan.execution)
     size = model.bytes_per_token

@@ -26,22 +26,17 @@ from tests.launch import lockstep
 
 
 @pytest.mark.parametrize("matrices", [2, 3])
-def test_weights_of_several_experts_are_those_of_each(matrices):
-    model = model_of(ffn_matrices=matrices)
-    weights = Weights(model, 2, 0, CPU, torch.float32)
-    inward, outward = weights.experts(1, (4, 0, 2))
+def test_every_expert_of_every_layer_has_its_own_part_of_the_pool_as_a_copy(matrices):
+    weights = Weights(model_of(ffn_matrices=matrices), 2, 0, CPU, torch.float32)
+    before, (inward, outward) = weights.pool.clone(), weights.experts(1, (4, 0, 2))
     assert inward.shape == (3, 16, 24 * (matrices - 1)) and outward.shape == (3, 24, 16)
-    for place, expert in enumerate((4, 0, 2)):
-        into, out = weights.expert(1, expert)
-        assert torch.equal(inward[place], into) and torch.equal(outward[place], out)
+    for into, out, expert in zip(inward, outward, (4, 0, 2), strict=True):
         begin = POOL_STRIDE * (5 + expert)
         window = torch.cat([into.flatten() * 16**0.5, out.flatten() * 24**0.5])
-        torch.testing.assert_close(window, weights.pool[begin : begin + len(window)])
-    # They are copies: all later layers are cut from the pool.
-    before = weights.pool.clone()
+        torch.testing.assert_close(window, before[begin : begin + len(window)])
     inward.zero_()
     outward.zero_()
-    assert torch.equal(weights.pool, before)
+    assert torch.equal(weights.pool, before), "all later layers are cut from it"
 
 
 @pytest.mark.parametrize("gated", [True, False])

@@ -53,21 +53,16 @@ def test_prepare_says_what_it_checked():
     assert command_of(launch, Path("x y; rm"))[-1] == "x y; rm"
 
 
-def test_as_many_tokens_as_the_budget_allows_and_never_more_than_there_are(monkeypatch):
+def test_four_ranks_by_default_and_as_many_tokens_as_the_budget_allows_and_never_more_than_there_are(monkeypatch):
+    nine = launches.placement((0,), (1,), (2,), (3,), (4,), (5,), (6,), (7,), ())
+    for plan in (None, launches.plan_for(launches.recording(), "concurrent", nine)):
+        assert launches.prepare(ranks=None, plan=plan).instructions.ranks == 4
     assert launches.prepare().workloads[0].tokens == 300 and launches.prepare(tokens=10**9).workloads[0].tokens == 300
     per_token = launches.LAYERS * launches.K * launches.MODEL.ffn_flops_per_token
     monkeypatch.setattr(inference, "FLOP_BUDGET", 50.5 * per_token)
     assert launches.prepare().workloads[0].tokens == 50 and launches.prepare(tokens=200).workloads[0].tokens == 200
     monkeypatch.setattr(inference, "FLOP_BUDGET", 0.0)
     assert launches.prepare(ranks=4).workloads[0].tokens == 4
-
-
-def test_default_ranks():
-    assert launches.prepare(ranks=None).instructions.ranks == 4
-    nine = launches.placement((0,), (1,), (2,), (3,), (4,), (5,), (6,), (7,), ())
-    assert (
-        launches.prepare(ranks=None, plan=launches.plan_for(launches.recording(), "concurrent", nine)).instructions.ranks == 4
-    )
 
 
 def test_gpus_run_nccl_in_the_models_own_numbers():
@@ -87,18 +82,14 @@ def test_numbers_that_make_no_sense_are_refused():
 
 
 def test_recordings_without_tokens_and_of_other_sizes_are_refused():
-    trace, ones = launches.recording(), np.ones((launches.LAYERS, 8, 8))
-    deep, shallow = (launches.MODEL.model_copy(update={"layers": layers}) for layers in (4, 2))
+    trace, ones, tiny = launches.recording(), np.ones((3, 8, 8)), launches.MODEL
+    deep, shallow = (tiny.model_copy(update={"layers": layers}) for layers in (4, 2))
     for workload, model, part in (
-        (ExpertLoad("loads", ones[0, : launches.LAYERS], (0, 1, 2)), launches.MODEL, "loads has no tokens to replay"),
-        (TrafficMatrix("bytes", ones, 1.0), launches.MODEL, "bytes has no tokens to replay"),
+        (ExpertLoad("loads", ones[0], (0, 1, 2)), tiny, "loads has no tokens to replay"),
+        (TrafficMatrix("bytes", ones, 1.0), tiny, "bytes has no tokens to replay"),
         (trace, deep, "tiny does not fit the recording made up: the model has 4 MoE layers"),
-        (
-            RoutingTrace("short", trace.experts[:, :2], launches.EXPERTS),
-            shallow,
-            "3 layers, but the recording short has 8 in 2",
-        ),
-        (replace(trace, source_rank=np.full(300, 6, np.int32)), launches.MODEL, "source rank 6"),
+        (RoutingTrace("short", trace.experts[:, :2], 8), shallow, "3 layers, but the recording short has 8 in 2"),
+        (replace(trace, source_rank=np.full(300, 6, np.int32)), tiny, "source rank 6"),
     ):
         assert part in refusal(launches.prepare, trace=workload, plan=launches.plan_for(trace, "concurrent"), model=model)
 

@@ -101,11 +101,7 @@ def test_the_experts_of_a_step_are_made_one_by_one(one_rank, monkeypatch):
     """A step brings its weights anew from the second time on: besides them there is room for one expert."""
     asked, experts = [], Weights.experts
 
-    def counting(weights: Weights, layer: int, which) -> tuple[torch.Tensor, torch.Tensor]:
-        asked.append(len(which))
-        return experts(weights, layer, which)
-
-    monkeypatch.setattr(Weights, "experts", counting)
+    monkeypatch.setattr(Weights, "experts", lambda own, layer, which: asked.append(len(which)) or experts(own, layer, which))
     alone = Placement(experts=8, experts_of_gpu=((tuple(range(8)),),) * 2, model_layers=(1, 2))
     plan = steps.plan_of(alone)
     trace = RoutingTrace("any", recording(60).experts[:, :2], 8)

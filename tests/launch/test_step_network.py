@@ -4,8 +4,10 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -25,7 +27,8 @@ from engine.overlap.transformer import transformer_step
 from engine.simulate.streams import ALL_REDUCE, ALL_TO_ALL, COMPUTE, POLICIES, Tasks
 from tests.cases import steps
 from tests.cases.examples import examples
-from tests.cases.launches import MODEL, plan_for, recording
+from tests.cases.jobs import until
+from tests.launch import lockstep
 
 CPU = torch.device("cpu")
 NONE = (None, None)
@@ -171,14 +174,8 @@ def test_collectives_are_ordered_by_the_last_computation_that_they_wait_for():
 
 def test_a_collective_that_fails_ends_the_step_with_its_reason():
     tasks = tasks_of([COMPUTE, ALL_TO_ALL, COMPUTE], [(0, 1), (1, 2)], [-1, 0, -1])
-
-    def lost(task: int) -> Callable[[], None]:
-        def over() -> None:
-            raise ConnectionError("rank 3 is gone")
-
-        return over
-
-    network = Network(tasks, "fair", lost, CPU, NONE)
+    over = mock.MagicMock(side_effect=ConnectionError("rank 3 is gone"))
+    network = Network(tasks, "fair", lambda task: over, CPU, NONE)
     network.start()
     network.begin(0)
     network.finish(0)
@@ -194,25 +191,17 @@ def test_threads_end_when_the_computation_fails():
     network.start()
     assert threading.active_count() == before + 2
     network.fail(ValueError("out of memory"))
-    deadline = time.monotonic() + 5
-    while threading.active_count() > before:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: threading.active_count() <= before, 5)
 
 
 def test_all_plans_and_passes_have_the_same_streams(monkeypatch):
     """A GPU only by name: streams are counted, and nothing is started."""
     made = []
-    for name, stand_in in {
-        "Stream": lambda device: made.append(device) or object(),
-        "stream": lambda stream: contextlib.nullcontext(),
-        "set_device": lambda device: None,
-    }.items():
-        monkeypatch.setattr(torch.cuda, name, stand_in)
-    gpu, trace = torch.device("cuda", 0), recording(4)
-    plans = (plan_for(trace, "concurrent"),)
-    instructions = RankInstructions(plans=plans, model=MODEL, ranks=1, backend="nccl", gpus=1)
-    context = RankContext(instructions, (), 0, gpu, Recorder(0, gpu))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: made.append(device) or object())
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    gpu = torch.device("cuda", 0)
+    context = replace(lockstep.only_context(backend="nccl", gpus=1), device=gpu, recorder=Recorder(0, gpu))
     for policy in ("fair", "fifo"):
         network = Network(tasks_of([COMPUTE], []), policy, lambda task: lambda: None, gpu, context.streams(2))
         for _ in range(3):
@@ -224,11 +213,6 @@ def test_all_plans_and_passes_have_the_same_streams(monkeypatch):
 # Tensors on another device.
 ELSEWHERE = torch.device("cpu", 0)
 """The device that tensors of the CPU are copied to before they are sent. PyTorch keeps it apart from the CPU."""
-
-
-class Done:
-    def wait(self) -> None:
-        pass
 
 
 class Copies(TorchDispatchMode):
@@ -256,10 +240,10 @@ def launched(collective, *tensors: Tensor) -> tuple[float, float, float]:
 def test_only_what_is_sent_is_copied_from_a_gpu_and_only_what_is_received_back():
     sent, received = torch.arange(4.0), torch.full((6,), torch.nan)
 
-    def exchange(outgoing: Tensor, incoming: Tensor) -> Done:
+    def exchange(outgoing: Tensor, incoming: Tensor) -> mock.MagicMock:
         assert {outgoing.data_ptr(), incoming.data_ptr()}.isdisjoint((sent.data_ptr(), received.data_ptr()))
         incoming.zero_()[:4].add_(outgoing.flip(0))
-        return Done()
+        return mock.MagicMock()
 
     with Copies() as copies:
         begin, end, size = launched(exchange, sent, received)
@@ -267,9 +251,9 @@ def test_only_what_is_sent_is_copied_from_a_gpu_and_only_what_is_received_back()
     assert received.tolist() == [3, 2, 1, 0, 0, 0] and sent.tolist() == [0, 1, 2, 3]
     assert begin <= end and size == 16
 
-    def add(summed: Tensor) -> Done:
+    def add(summed: Tensor) -> mock.MagicMock:
         summed.mul_(2)
-        return Done()
+        return mock.MagicMock()
 
     with Copies() as copies:
         launched(add, sent)

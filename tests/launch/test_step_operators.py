@@ -1,16 +1,13 @@
-"""The hand-written gradients of a step's operators against those of PyTorch, in 64 bits, and operators in parts against whole
-ones."""
+"""Operators of a step on rows, some empty and some copies dropped, against PyTorch's gradients in 64 bits, and sums in short
+numbers. `test_step` has all operators together."""
 
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from engine.launch.rank import layer
 from engine.launch.step import operators as ops
 from engine.launch.step.operators import Share, experts, experts_dw, experts_dx
 
@@ -32,49 +29,6 @@ def by_autograd(function: Callable[..., Tensor], dy: Tensor, *inputs: Tensor) ->
 
 def same(actual: Tensor, wanted: Tensor) -> None:
     torch.testing.assert_close(actual, wanted, rtol=1e-10, atol=1e-11)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_layer_norm(seed):
-    x, dy = random_tensors(seed, (7, 12), (7, 12))
-    wanted, dx = by_autograd(lambda x: functional.layer_norm(x, (12,)), dy, x)
-    y, mean, rstd = ops.layer_norm(x)
-    same(y, wanted)
-    same(ops.layer_norm_dx(dy, x, mean, rstd), dx)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("gated", [False, True])
-def test_activation(seed, gated):
-    h, da = random_tensors(seed, (6, 16), (6, 8 if gated else 16))
-
-    def activated(h: Tensor) -> Tensor:
-        if not gated:
-            return h * torch.sigmoid(h)
-        return h[:, :8] * torch.sigmoid(h[:, :8]) * h[:, 8:]
-
-    wanted, dh = by_autograd(activated, da, h)
-    same(layer.activated(h, gated), wanted)
-    same(ops.activated_dx(da, h, gated), dh)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize(("sequence", "heads"), [(5, 3), (1, 2), (4, 1)])
-def test_attention(seed, sequence, heads):
-    qkv, dy = random_tensors(seed, (3 * sequence, 18 * heads), (3 * sequence, 6 * heads))
-
-    def attended(qkv: Tensor) -> Tensor:
-        q, k, v = qkv.view(3, sequence, 3, heads, 6).permute(2, 0, 3, 1, 4)
-        return functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(dy.shape)
-
-    wanted, dqkv = by_autograd(attended, dy, qkv)
-    mask = ops.causal_mask(sequence, FLOAT, qkv.device)
-    y, probability = ops.attention(qkv, mask, heads)
-    same(y, wanted)
-    same(ops.attention_dx(dy, qkv, probability, heads), dqkv)
-    # Whole sequences have the same output by themselves as among others.
-    parts = [ops.attention(part, mask, heads)[0] for part in qkv.split([sequence, 2 * sequence])]
-    same(torch.cat(parts), wanted)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -136,17 +90,6 @@ def test_no_rows_at_all():
     rows, weights = torch.zeros((3, 2), dtype=torch.int64), torch.ones((3, 2), dtype=FLOAT)
     assert not ops.aggregate(none, weights, rows, kept).any()
     assert not ops.aggregate_dweights(torch.ones((3, 4), dtype=FLOAT), none, rows, kept).any()
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_cross_entropy(seed):
-    logits, scalar = random_tensors(seed, (8, 11), ())
-    target = torch.from_numpy(np.random.default_rng(seed).integers(0, 11, 8))
-    sum_of = partial(functional.cross_entropy, target=target, reduction="sum")
-    wanted, dlogits = by_autograd(lambda x: sum_of(x) / 32, torch.ones_like(scalar), logits)
-    total, log = ops.cross_entropy(logits, target)
-    same(total / 32, wanted)
-    same(ops.cross_entropy_dx(log, target, 32, FLOAT), dlogits)
 
 
 @pytest.mark.parametrize("counts", [[3, 0, 4], [0, 0, 0], [7, 1, 2]])

@@ -158,12 +158,10 @@ def test_kubernetes_gets_what_every_pod_needs(tmp_path):
         assert {"name": "mount-0", "persistentVolumeClaim": {"claimName": "runs"}} in pod["volumes"]
         container = pod["containers"][0]
         assert container["image"] == "registry.example/switchyard:1"
-        limits = {"cpu": "8000m", "memory": f"{16 * 2**30 // 10**6}M", "nvidia.com/gpu": "4"}
-        assert container["resources"]["limits"] == limits
-        assert container["resources"]["requests"]["nvidia.com/gpu"] == "4"
-        environment = {variable["name"]: variable["value"] for variable in container["env"]}
-        assert environment["OMP_NUM_THREADS"] == "2"
-        assert environment["TORCHX_JOB_ID"].endswith(job["metadata"]["name"])
+        limits, own = container["resources"]["limits"], {variable["name"]: variable["value"] for variable in container["env"]}
+        assert limits == {"cpu": "8000m", "memory": f"{16 * 2**30 // 10**6}M", "nvidia.com/gpu": "4"}
+        assert container["resources"]["requests"]["nvidia.com/gpu"] == "4" and own["OMP_NUM_THREADS"] == "2"
+        assert own["TORCHX_JOB_ID"].endswith(job["metadata"]["name"])
         assert container["ports"][0]["containerPort"] == int(container["command"][4])
     elsewhere = yaml.safe_load(dry_run(launch_for(where), tmp_path / "other"))
     assert elsewhere["metadata"]["name"] != job["metadata"]["name"]
