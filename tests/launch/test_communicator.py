@@ -54,10 +54,7 @@ def test_an_exchange_runs_beside_the_computation(lane):
 
 
 def test_an_exchange_that_fails_is_told_where_it_is_waited_for(lane):
-    def fail() -> None:
-        raise ConnectionError("the peer is gone")
-
-    wait = lane.start(fail)
+    wait = lane.start(mock.MagicMock(side_effect=ConnectionError("the peer is gone")))
     with pytest.raises(ConnectionError, match="the peer is gone"):
         wait()
     lane.start(lambda: None)()

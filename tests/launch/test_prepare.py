@@ -3,6 +3,7 @@
 import json
 import socket
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from engine.launch.places import testbed
 from engine.launch.places.devices import Devices
 from engine.launch.places.testbed import Testbed
 from engine.launch.preparation import inference, place_checks
-from engine.launch.preparation.launch import Launch, PreparedLaunch
+from engine.launch.preparation.launch import Check, Launch, PreparedLaunch
 from engine.launch.preparation.prepare import prepare as prepared
 from engine.launch.results.prediction import fit_profile, predict
 from engine.model import MoEModel
@@ -46,15 +47,15 @@ def prepare(plan: Plan | None = None, ranks: int | None = 2, devices: Devices = 
     return inference.prepare_inference(Launch((plan,), TRACE, MODEL, ranks=ranks, **more), devices)
 
 
-def text_of(launch: PreparedLaunch, name: str) -> str:
-    return next(check.text for check in launch.checks if check.name == name)
+def check(launch: PreparedLaunch, name: str) -> Check:
+    return next(check for check in launch.checks if check.name == name)
 
 
 # Two models
 def test_two_models_are_replayed_to_the_same_part():
     launch = prepare(tokens=100)
     assert [workload.tokens for workload in launch.workloads] == [100, 50]
-    assert text_of(launch, "Tokens").startswith("100 and 50 of the two recordings")
+    assert check(launch, "Tokens").text.startswith("100 and 50 of the two recordings")
     assert launch.instructions.model_b.name == "other" and launch.instructions.model_b.dtype == "fp32"
     (folded,) = launch.instructions.plans
     assert folded.placement_b.gpus == 2 and folded.placement_b.experts == EXPERTS
@@ -72,7 +73,7 @@ def test_memory_is_for_both_models():
     def need(model: MoEModel) -> float:
         other = both().model_copy(update={"send_order": both().send_order_b, "placement": both().placement_b})
         launch = prepare(beside(plan_for(TRACE, "concurrent"), other), second=(TRACE_B, model))
-        return float(text_of(launch, "Memory").split()[0])
+        return float(check(launch, "Memory").text.split()[0])
 
     large = OTHER.model_copy(update={"d_model": 4096, "d_ff": 8192})
     held = 6 * large.model_copy(update={"dtype": "fp32"}).bytes_per_expert / GIB  # slots 4 and 2 of the first two GPUs
@@ -136,10 +137,10 @@ def test_the_prediction_lets_two_models_overlap_where_their_backend_does(backend
 
 # Numbers and devices
 def test_numbers_are_told_with_the_difference_they_may_make():
-    assert "fp32" in text_of(prepare(), "Numbers") and "0.0001" in text_of(prepare(), "Numbers")
+    assert "fp32" in check(prepare(), "Numbers").text and "0.0001" in check(prepare(), "Numbers").text
     launch = prepare(dtype="bf16")
     assert launch.instructions.model.dtype == launch.instructions.model_b.dtype == "bf16"
-    numbers = text_of(launch, "Numbers")
+    numbers = check(launch, "Numbers").text
     assert "bf16" in numbers and "3 times as far from that as an unplanned" in numbers
     on_gpus = prepare(ranks=4, devices=gpus(4), dtype="fp32")
     assert on_gpus.instructions.backend == "nccl" and on_gpus.instructions.model.dtype == "fp32"
@@ -151,30 +152,30 @@ def test_ranks_that_share_gpus_compute_there_and_talk_over_gloo():
     instructions = launch.instructions
     assert (instructions.ranks, instructions.backend, instructions.gpus) == (4, "gloo", 1)
     assert (instructions.device, instructions.model.dtype) == ("cuda", "bf16")
-    assert "4 ranks on 1 GPU in turn" in text_of(launch, "Backend") and "host memory" in text_of(launch, "Backend")
+    assert "4 ranks on 1 GPU in turn" in check(launch, "Backend").text and "host memory" in check(launch, "Backend").text
     assert launch.ready and launch.workloads[0].tokens == TRACE.tokens
-    alone = prepare(ranks=1, devices=gpus(1)).instructions
-    assert (alone.backend, alone.gpus, alone.device) == ("nccl", 1, "cuda")
-    three = prepare(ranks=3, devices=gpus(2)).instructions
-    assert (three.backend, three.gpus) == ("gloo", 2)
-    cpu = prepare().instructions
-    assert (cpu.backend, cpu.gpus, cpu.device) == ("gloo", 0, "cpu")
+    for ranks, devices, *wanted in (
+        (1, gpus(1), "nccl", 1, "cuda"),
+        (3, gpus(2), "gloo", 2, "cuda"),
+        (2, HOST, "gloo", 0, "cpu"),
+    ):
+        own = prepare(ranks=ranks, devices=devices).instructions
+        assert [own.backend, own.gpus, own.device] == wanted
 
 
 def test_ranks_on_one_gpu_need_its_memory_together():
     large = MODEL.model_copy(update={"d_model": 4096, "d_ff": 8192})
     plan = plan_for(TRACE, "concurrent")
 
-    def check(count: int, memory: float):
+    def on(count: int, memory: float) -> Check:
         devices = replace(gpus(count), memory=(memory,) * count)
-        launch = inference.prepare_inference(Launch((plan,), TRACE, large, ranks=4), devices)
-        return next(check for check in launch.checks if check.name == "Memory")
+        return check(inference.prepare_inference(Launch((plan,), TRACE, large, ranks=4), devices), "Memory")
 
-    of_rank = float(check(1, 80 * GIB).text.split()[0]) * GIB
+    of_rank = float(on(1, 80 * GIB).text.split()[0]) * GIB
     for count, together in ((1, 4), (2, 2), (3, 2), (4, 1)):
-        needed = float(check(count, 80 * GIB).text.split()[4]) * GIB
+        needed = float(on(count, 80 * GIB).text.split()[4]) * GIB
         assert needed > 0.99 * together * of_rank, "and what rank 0 compares with"
-        assert check(count, 1.3 * needed).passed and not check(count, 1.2 * needed).passed
+        assert on(count, 1.3 * needed).passed and not on(count, 1.2 * needed).passed
 
 
 def test_what_ranks_share_is_a_processor_for_the_prediction():
@@ -191,10 +192,6 @@ DRAWN = cluster_of(50e9, 25e9, 10e9, 10e9)
 
 def asked(**more) -> Launch:
     return Launch(PLANS, TRACE, MODEL, DRAWN, **more)
-
-
-def check(launch, name: str):
-    return next(check for check in launch.checks if check.name == name)
 
 
 def arguments_of(launch: Launch) -> dict:
@@ -230,11 +227,7 @@ def test_slots_are_those_of_the_fullest_layer_and_plan():
 def test_a_port_of_this_machine_is_tried(monkeypatch):
     launch = prepared(asked(ranks=2), HOST)
     assert check(launch, "Port").passed and "torchrun picks" in check(launch, "Port").text
-
-    def none_left(*_) -> None:
-        raise OSError(98, "Address already in use")
-
-    monkeypatch.setattr(socket.socket, "bind", none_left)
+    monkeypatch.setattr(socket.socket, "bind", mock.MagicMock(side_effect=OSError(98, "Address already in use")))
     launch = prepared(asked(ranks=2), HOST)
     assert not launch.ready and "no port of localhost can be had (Address already in use)" in check(launch, "Port").text
 
@@ -279,9 +272,6 @@ def test_an_order_that_drawn_links_make_slow_is_a_warning_and_no_obstacle(tmp_pa
 
 @needs_testbed
 def test_whether_a_testbed_can_be_built_is_tried(monkeypatch):
-    def refuses(*_) -> None:
-        raise InputError("no such module")
-
     assert place_checks.testbed_fault() is None and not own_namespaces()
-    monkeypatch.setattr(testbed, "_shape", refuses)
+    monkeypatch.setattr(testbed, "_shape", mock.MagicMock(side_effect=InputError("no such module")))
     assert place_checks.testbed_fault() == "no such module" and not own_namespaces()

@@ -185,15 +185,11 @@ def test_a_prediction_uses_the_links_and_the_start_up_of_a_phase():
     trace, rate = recording(), np.array([40, 10]) * MBIT
     launch = prepare(Launch((plan_for(trace, "concurrent", 2),), trace, MODEL, ranks=2), HOST)
     launch = replace(launch, instructions=launch.instructions.model_copy(update={"bandwidth": tuple(rate.tolist())}))
-    linear_cost = Line(alpha=0, beta=1e-12)
-    of_cpu = {key: {"CPU": linear_cost} for key in ("gemm", "gate", "memory")}
+    of_cpu = {key: {"CPU": Line(alpha=0, beta=1e-12)} for key in ("gemm", "gate", "memory")}
     profile = CostProfile(name="p", origin="made up", **of_cpu, network=Line(alpha=7, beta=3))
     for start_up in (0.25, 0.0, -0.1):  # a send may seem faster than its link: a burst passes at once
-        measured = {
-            "network": [[1e6, 5.0], [2e6, 99.0]],
-            "phases": [[size, size / rate[1] + start_up] for size in (1e5, 1e6, 2e6)],
-            "meetings": [[0, 0.0], [1, 0.0]],
-        }
+        measured = {"network": [[1e6, 5.0], [2e6, 99.0]], "meetings": [[0, 0.0], [1, 0.0]]}
+        measured["phases"] = [[size, size / rate[1] + start_up] for size in (1e5, 1e6, 2e6)]
         events = predict(launch, launch.instructions.plans[0], profile, measured).events
         sends = events[events["stream"] == "network"]
         assert len(sends) == 4 * LAYERS

@@ -4,6 +4,8 @@ and the output of one process."""
 import re
 from collections import Counter
 from dataclasses import replace
+from functools import partial
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -92,24 +94,8 @@ def test_the_usual_number_of_ranks_can_carry_out_a_two_tier_order():
         return prepare(None, cluster, tiered(CONCURRENT.model_copy(update={"placement": spread}), cluster))
 
     assert tiered_on(4).instructions.ranks == 4 and tiered_on(6).instructions.ranks == 6
-    message = r"^the plan two-tier .* takes at least 9 ranks, each a process: say how many$"
-    with pytest.raises(UndecidedError, match=message):
+    with pytest.raises(UndecidedError, match=r"^the plan two-tier .* takes at least 9 ranks, each a process: say how many$"):
         tiered_on(9)
-
-
-def test_a_two_tier_order_needs_the_nodes():
-    def refused(part: str, **options) -> None:
-        message = refusal(prepare, **options)
-        assert message.startswith("the plan two-tier has a two-tier order") and re.search(part, message)
-
-    refused(r"say which nodes there are \(--cluster\)", cluster=None)
-    refused("it is for 4 GPUs, drawn has 3", cluster=cluster_of((3, 8e9)))
-    refused("on 2 ranks .* several nodes: choose 4", ranks=2, cluster=cluster_of((1, None), (3, 8e9)))
-    assert prepare().ready and prepare(ranks=2).ready
-    assert prepare(plan=CONCURRENT, cluster=None).instructions.tiers is None
-    assert all(prepare(plan=launches.plan_for(TRACE, mode), cluster=None).ready for mode in MODES), (
-        "other modes need no cluster"
-    )
 
 
 def test_relays_of_a_job_on_other_nodes_are_warned_of():
@@ -151,19 +137,21 @@ def test_what_no_rank_carries_out_is_refused_in_one_line():
     at_once = "one row per node, .* all at once, not in a matched order"
     refused(matched, f"{at_once}; plan with a concurrent order, or with --travel gpu")
     assert prepared(travelling(launches.plan_for(PADDED, "matched"), "gpu"), cluster=None).ready
-    both = travelling(
-        beside(PLAIN, launches.plan_for(launches.recording_b(), "matched", launches.UNEVEN, launches.OTHER)), "node"
-    )
-    refused(both, "not in a matched order", second=(launches.recording_b(), launches.OTHER))
+    second = launches.recording_b(), launches.OTHER
+    other = launches.plan_for(second[0], "matched", launches.UNEVEN, second[1])
+    refused(travelling(beside(PLAIN, other), "node"), "not in a matched order", second=second)
 
 
-def test_rows_of_nodes_need_the_nodes():
+def test_what_relays_in_nodes_needs_them():
     begin = "a token goes once to a node, whose GPUs pass it on to each other"
-    refused(BY_NODE, begin + r"; say which nodes there are \(--cluster\)", cluster=None)
-    refused(BY_NODE, begin + ": it is for 4 GPUs, drawn has 3", cluster=cluster_of((3, 8e9)))
-    refused(BY_NODE, "on 2 ranks .* several nodes: choose 4", ranks=2, cluster=cluster_of((1, None), (3, 8e9)))
-    assert prepared(BY_NODE).instructions.tiers.node == (0, 0, 1, 1)
-    assert prepared(travelling(PLAIN, "gpu"), cluster=None).instructions.tiers is None
+    for ready, reason in ((prepare, "^the plan two-tier has a two-tier order"), (partial(prepared, BY_NODE), begin)):
+        assert re.search(rf"{reason}.*; say which nodes there are \(--cluster\)", refusal(ready, cluster=None))
+        assert re.search(f"{reason}.*: it is for 4 GPUs, drawn has 3", refusal(ready, cluster=cluster_of((3, 8e9))))
+        message = refusal(ready, ranks=2, cluster=cluster_of((1, None), (3, 8e9)))
+        assert re.search(f"{reason}.* on 2 ranks .* several nodes: choose 4", message)
+        assert ready().instructions.tiers.node == (0, 0, 1, 1) and ready(ranks=2).ready
+    for plan in (*(launches.plan_for(TRACE, mode) for mode in MODES), travelling(PLAIN, "gpu")):
+        assert prepare(plan=plan, cluster=None).instructions.tiers is None, "other modes need no cluster"
 
 
 def test_the_checks_say_how_tokens_travel_and_what_the_coarsest_format_allows():
@@ -188,13 +176,9 @@ def on_links(launch: PreparedLaunch, port: float, link: float) -> PreparedLaunch
 
 def seconds_of(launch: PreparedLaunch, start_up: float, rate: float) -> np.ndarray:
     """Predicted seconds of every plan's first dispatch. rate: bytes/s of the slowest link"""
-    free = Line(alpha=0, beta=1e-15)
-    cost = {"gemm": {"CPU": free}, "gate": {"CPU": free}, "memory": {"CPU": free}}
-    measured = {
-        "network": [[1.0, 1.0]],
-        "phases": [[size, size / rate + start_up] for size in (1e5, 1e6)],
-        "meetings": [[0, 0.0], [1, 0.0]],
-    }
+    cost = {key: {"CPU": Line(alpha=0, beta=1e-15)} for key in ("gemm", "gate", "memory")}
+    measured = {"network": [[1.0, 1.0]], "meetings": [[0, 0.0], [1, 0.0]]}
+    measured["phases"] = [[size, size / rate + start_up] for size in (1e5, 1e6)]
     profile, seconds = CostProfile(name="p", origin="made up", **cost), []
     for plan in launch.instructions.plans:
         events = predict(launch, plan, profile, measured).events
@@ -205,20 +189,16 @@ def seconds_of(launch: PreparedLaunch, start_up: float, rate: float) -> np.ndarr
 
 def test_a_prediction_knows_the_nodes_and_the_slices():
     """Tokens spread over links even if these are only as fast as ports, and each slice is spread after it has entered."""
-    by_node, by_gpu = (
-        travelling(launches.plan_for(PADDED, "concurrent", launches.EVEN, WIDE), unit) for unit in ("node", "gpu")
-    )
+    concurrent = launches.plan_for(PADDED, "concurrent", launches.EVEN, WIDE)
+    by_node, by_gpu = (travelling(concurrent, unit) for unit in ("node", "gpu"))
     launch = on_links(prepared(by_node, by_gpu), 5, 5)
     problem = Problem(launch.workloads[0], TWO_NODES, launch.instructions.model, Datasheet())
     rows, network = off_diagonal(works_of(by_node, problem)[0].dispatch[0]), launch.instructions.tiers.network
     whole = network.fluid_seconds(*np.nonzero(rows), rows[rows > 0])
     sliced, gpu = seconds_of(launch, 0.0, 5 * MBIT)
     assert whole <= sliced < 1.4 * whole, "the first slice enters alone, and the last one is spread alone"
-    legs = Legs.of(
-        launch.instructions.plans[0].placement.hosts(0, launch.workloads[0].experts[:, 0]),
-        launch.workloads[0].rank_of_token(4),
-        problem.stops,
-    )
+    hosts = launch.instructions.plans[0].placement.hosts(0, launch.workloads[0].experts[:, 0])
+    legs = Legs.of(hosts, launch.workloads[0].rank_of_token(4), problem.stops)
     row, steps = by_node.travel.row_bytes(launch.instructions.model)[0], 0.0
     for step in (legs.second, ~legs.second):
         steps += network.fluid_seconds(legs.src[step], legs.dst[step], np.full(step.sum(), row))
@@ -356,11 +336,9 @@ def test_ranks_choose_the_copies_that_touch_fewest(measured, unit):
     hold_bytes(launch, runs, TWO_NODES)
     assert all(run.difference.error <= 1e-2 for run in runs)
     away = np.kron(~np.eye(2, dtype=bool), np.ones((2, 2))) if unit == "node" else ~np.eye(4, dtype=bool)
-    rows = [
-        sum((launches.sent(run.measured, "dispatch", layer, 4) * away).sum() for layer in range(launches.LAYERS))
-        for run in runs
-    ]
-    assert rows[0] < 0.9 * rows[1]
+    ways = ([launches.sent(run.measured, "dispatch", layer, 4) for layer in range(launches.LAYERS)] for run in runs)
+    fewest, usual = ((np.stack(way) * away).sum() for way in ways)
+    assert fewest < 0.9 * usual
 
 
 def test_rows_of_ranks_go_in_every_order(measured):
@@ -384,17 +362,13 @@ def test_the_command_line_takes_the_nodes_from_the_cluster(tmp_path, capsys, own
     np.savez(tmp_path / "trace.npz", experts=PADDED.experts)
     for name, document in (("two-tier", TIERED), ("by-node", BY_NODE), ("model", launches.MODEL), ("cluster", TWO_NODES)):
         (tmp_path / f"{name}.json").write_text(document.to_json())
-    plans, asked = [f"{tmp_path}/two-tier.json", f"{tmp_path}/by-node.json"], []
+    plans = [f"{tmp_path}/two-tier.json", f"{tmp_path}/by-node.json"]
     options = [f"--workload={tmp_path}/trace.npz", f"--model={tmp_path}/model.json", "--ranks=4"]
     for plan in plans:
         assert main(["launch", plan, *options]) == 2
         error = capsys.readouterr().err.strip()
         assert error.startswith("error: ") and "say which nodes there are (--cluster)" in error and "\n" not in error
 
-    def look(launch: PreparedLaunch, *_) -> None:
-        asked.append(launch)
-        raise InputError("nothing runs here")
-
-    monkeypatch.setattr(command, "run_prepared", look)
+    monkeypatch.setattr(command, "run_prepared", run := mock.MagicMock(side_effect=InputError("nothing runs here")))
     assert main(["launch", *plans, *options, f"--cluster={tmp_path}/cluster.json"]) == 2
-    assert "nothing runs here" in capsys.readouterr().err and asked[0].instructions.tiers.node == (0, 0, 1, 1)
+    assert run.call_args.args[0].instructions.tiers.node == (0, 0, 1, 1)
