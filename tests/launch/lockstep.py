@@ -1,5 +1,7 @@
 """All ranks of a launch in one process, step by step, without torch.distributed: exchanges copy row by row."""
 
+from unittest import mock
+
 import numpy as np
 import torch
 
@@ -26,17 +28,10 @@ def only_context(**more) -> RankContext:
     return context
 
 
-class NoWay:
-    """In place of an exchange: `move` does its work."""
-
-    def expect(self, incoming: torch.Tensor) -> None:
-        pass
-
-
 def ranks_of(instructions: RankInstructions, tokens: Tokens, kind: type[Layers] = Layers, hops: bool = False) -> list[Layers]:
     """The first model of the first plan on every rank. hops: its exchanges pass rows on, which takes a process group, of one
-    rank, to make them."""
-    kind = type("Lockstep", (kind,), {} if hops else {"_way": lambda *what: NoWay()})
+    rank, to make them; other exchanges are stood in for, and `move` does their work."""
+    kind = type("Lockstep", (kind,), {} if hops else {"_way": lambda *_: mock.MagicMock()})
     return [kind(context, instructions.plans[0], Communicator(context)) for context in contexts_of(instructions, tokens)]
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -111,17 +112,6 @@ def recording(case: Case) -> Tokens:
     return Tokens(experts, rng.integers(0, max(1, case.ranks - 1), case.recorded).astype(np.int32))
 
 
-class Slow:
-    """A collective that takes longer."""
-
-    def __init__(self, work: dist.Work, seconds: float) -> None:
-        self.work, self.seconds = work, seconds
-
-    def wait(self) -> None:
-        self.work.wait()
-        time.sleep(self.seconds)
-
-
 @torch.inference_mode()
 def execute(case: Case, rank: int) -> Outcome:
     """Two steps on one rank, looked at from all sides."""
@@ -138,7 +128,8 @@ def execute(case: Case, rank: int) -> Outcome:
     exchange = dist.all_to_all_single
 
     def slowly(*args, **more):
-        return Slow(exchange(*args, **more), case.slow)
+        work = exchange(*args, **more)
+        return SimpleNamespace(wait=lambda: (work.wait(), time.sleep(case.slow)))
 
     dist.all_to_all_single = slowly
     executor.run(lambda done, message: None)

@@ -119,13 +119,9 @@ def test_over_nccl_one_batch_waits_for_no_other_and_the_computation_of_a_for_no_
     assert handed == ["gate a", *dispatches, "ffn a", *combines, "aggregate a", "aggregate b"]
 
 
-@pytest.fixture
-def communicator() -> Communicator:
-    return Communicator(lockstep.only_context())
-
-
-def test_tensors_of_a_gpu_pass_through_host_memory_and_the_copies_are_noted(communicator, monkeypatch):
+def test_tensors_of_a_gpu_pass_through_host_memory_and_the_copies_are_noted(monkeypatch):
     """The GPU is the host here: only its stream has to be stood in for. Tensors of the host go as they are."""
+    communicator = Communicator(lockstep.only_context())
     out, into, seen, noted = torch.arange(6.0).view(3, 2), torch.empty(3, 2), [], []
     communicator.carry(lambda a, b: seen.extend((a, b)), out, into, lambda *marks: noted.append(marks))
     assert seen[0] is out and seen[1] is into and not noted

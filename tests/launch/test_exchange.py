@@ -140,6 +140,10 @@ RELATIVE = {"fp32": 0.0, "bf16": 2**-8, "fp16": 2**-11, "fp8": 2**-4}
 """Half a step between neighbours, relative to a number."""
 
 
+WAYS = dict.fromkeys(("dispatch", "combine"), st.sampled_from((None, *FORMATS)))
+TRAVELS = st.builds(Travel, unit=st.sampled_from(("copies", "gpu", "node")), **WAYS)
+
+
 def numbers(rows: int, width: int, seed: int = 0) -> torch.Tensor:
     """float32[row, width] of very different sizes."""
     generator = torch.Generator().manual_seed(seed)
@@ -147,16 +151,8 @@ def numbers(rows: int, width: int, seed: int = 0) -> torch.Tensor:
 
 
 @settings(max_examples=examples(80), deadline=None)
-@given(
-    st.sampled_from(("copies", "gpu", "node")),
-    st.sampled_from((None, *FORMATS)),
-    st.sampled_from((None, *FORMATS)),
-    st.sampled_from(("fp32", "bf16")),
-    st.integers(1, 400),
-    st.integers(1, 5),
-)
-def test_rows_are_as_long_as_the_plan_says(unit, there, back, dtype, width, k):
-    travel = Travel(unit=unit, dispatch=there, combine=back)
+@given(TRAVELS, st.sampled_from(("fp32", "bf16")), st.integers(1, 400), st.integers(1, 5))
+def test_rows_are_as_long_as_the_plan_says(travel, dtype, width, k):
     model = make_model(1, 8, k, d_model=width, dtype=dtype)
     wires = wires_of(travel, model)
     assert tuple(wire.bytes for wire in wires) == travel.row_bytes(model)
@@ -164,7 +160,7 @@ def test_rows_are_as_long_as_the_plan_says(unit, there, back, dtype, width, k):
     for wire in wires:
         rows = wire.pack(numbers(3, width), weights if wire.weights else None)
         assert rows.shape == (3, wire.bytes) and rows.dtype == torch.uint8
-    if unit != "copies":
+    if travel.unit != "copies":
         assert torch.equal(wires[0].gate_weights(wires[0].pack(numbers(3, width), weights)), weights)
 
 
