@@ -239,9 +239,8 @@ def of(timeline: Timeline, model: int, kind: str, layer: int):
 
 def test_two_models_in_every_order_on_fewer_ranks(tmp_path):
     trace, trace_b = recording(300), recording_b()
-    alike = ("matched", "sequential", "concurrent")
-    modes = (*zip(alike, alike, strict=True), ("matched", "concurrent"))
-    plans = [pair_of(*both, trace, trace_b) for both in modes]
+    plans = [pair_of(mode, mode, trace, trace_b) for mode in ("matched", "sequential", "concurrent")]
+    plans.append(pair_of("matched", "concurrent", trace, trace_b))
     asked = Launch(tuple(plans), trace, MODEL, second=(trace_b, OTHER), ranks=RANKS, repeats=2, limit=120.0)
     launch = prepare(asked, HOST)
     assert launch.ready and [workload.tokens for workload in launch.workloads] == [300, 150]

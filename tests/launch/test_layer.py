@@ -46,20 +46,16 @@ def test_grouped_gemms_and_one_expert_after_another_give_what_each_expert_gives(
     inward, outward = Weights(model, 1, 0, CPU, dtype).experts(0, range(4))
     counts = [3, 1, 40, 7]
     rows = torch.randn((sum(counts), 16), generator=torch.Generator().manual_seed(1)).to(dtype)
-    wanted = torch.cat(
-        [ffn(part, *matrices, gated) for part, *matrices in zip(rows.split(counts), inward, outward, strict=True)]
-    )
+    parts = zip(rows.split(counts), inward, outward, strict=True)
+    wanted = torch.cat([ffn(part, *matrices, gated) for part, *matrices in parts])
     alone = expert_ffns(rows, counts, inward, outward, gated)
     ends = torch.tensor(counts).cumsum(0).to(torch.int32)
     together = expert_ffns(rows, counts, inward, outward, gated, ends)
     for output in (alone, together):
         assert output.dtype == dtype and relative(output, wanted) <= off
     assert wanted.abs().max() > 0.1
-
-
-def test_no_rows_are_no_work():
-    inward, outward = Weights(model_of(), 1, 0, CPU, torch.float32).experts(0, ())
-    assert expert_ffns(torch.empty(0, 16), [], inward, outward, True).shape == (0, 16)
+    none = Weights(model, 1, 0, CPU, dtype).experts(0, ())
+    assert expert_ffns(rows[:0], [], *none, gated).shape == (0, 16), "no rows are no work"
 
 
 def test_where_grouped_gemms_are_one_kernel(monkeypatch):

@@ -33,21 +33,11 @@ from engine.systems.training.lina import packed_placement
 from engine.training import balanced_load
 from engine.workload import ExpertLoad, RoutingTrace
 from tests import everything, warm
+from tests.cases import steps
 from tests.cases.cluster_launches import destination
 from tests.cases.processes import processes_of
 from tests.cases.refusals import refusal
-from tests.cases.steps import (
-    MODEL,
-    RANKS,
-    STEP,
-    TOP_ONE_MODEL,
-    TOP_ONE_STEP,
-    plan_by,
-    plan_of,
-    prepare_step,
-    problem,
-    top_one_problem,
-)
+from tests.cases.steps import MODEL, RANKS, STEP, plan_by, plan_of, problem
 from tests.cases.training import problem_of
 from tests.launch.step_ranks import Case, Outcome, run
 from tests.strategies import cluster_of, make_gpu
@@ -84,44 +74,44 @@ def cut(first: str, last: str, parts: int) -> PartitionRange:
 
 
 def cases() -> list[Case]:
-    steps, two_ranks = [by_system(name) for name in TRAINING], linear_placement(problem(ranks=2))
+    every, two_ranks = [by_system(name) for name in TRAINING], linear_placement(problem(ranks=2))
     for policy in POLICIES:
         for limit in LIMITS:
             priority = Priority(policy=policy, **{limit: 3e3})
             plan = plan_of(two_ranks, priority, pipeline=pipeline(1, 2, "interleaved"))
-            steps.append(Case(f"{policy}, {limit}", plan, MODEL, STEP, slow=SLOW))
+            every.append(Case(f"{policy}, {limit}", plan, MODEL, STEP, slow=SLOW))
     ranges = (cut("1.projection", "2.dispatch", 3), cut("2.experts_up", "2.combine", 2), cut("2.aggregate", "head", 4))
     overlap = Overlap(ranges=ranges, under=UNDER)
-    steps.append(Case("ranges, filled", plan_of(overlap=overlap), MODEL, STEP))
+    every.append(Case("ranges, filled", plan_of(overlap=overlap), MODEL, STEP))
     irregular = overlap.model_copy(update={"irregular": True})
-    steps.append(Case("ranges, irregular", plan_of(overlap=irregular), MODEL, STEP))
+    every.append(Case("ranges, irregular", plan_of(overlap=irregular), MODEL, STEP))
     placed = linear_placement(problem(ranks=MANY))
-    steps.append(Case("moved", plan_of(placed, overlap=Overlap(under=UNDER)), MODEL, STEP, slow=10 * SLOW))
+    every.append(Case("moved", plan_of(placed, overlap=Overlap(under=UNDER)), MODEL, STEP, slow=10 * SLOW))
     many = plan_of(placed, pipeline=pipeline(5, 3))
     loose = STEP.model_copy(update={"capacity_factor": 0.0, "tied_embeddings": False})
-    steps.append(Case("no capacity", many, MODEL, loose))
-    steps.append(Case("more parts than rows", many, MODEL, STEP.model_copy(update={"batch": 1, "sequence_length": 3})))
+    every.append(Case("no capacity", many, MODEL, loose))
+    every.append(Case("more parts than rows", many, MODEL, STEP.model_copy(update={"batch": 1, "sequence_length": 3})))
     whole = STEP.model_copy(update={"gate": "batch-prioritised", "routing": "balanced", "capacity_factor": 1.5})
     behind = plan_of(placed, overlap=Overlap(ranges=(cut("1.dispatch", "2.layer_norm_2", 3),), irregular=True))
-    steps.append(Case("whole batch gate", behind, MODEL, whole))
+    every.append(Case("whole batch gate", behind, MODEL, whole))
     packed = packed_placement(problem(), 4)
     plan = plan_of(packed, pipeline=pipeline(2, 3), overlap=Overlap(under=UNDER, irregular=True))
-    steps.append(Case("packed", plan, MODEL, STEP, probed=True))
+    every.append(Case("packed", plan, MODEL, STEP, probed=True))
     single = packed_placement(problem(), 8)
-    steps.append(Case("all experts everywhere", plan_of(single, Priority(policy="fair", bucket=2e4)), MODEL, STEP))
-    steps.append(Case("through the host", plan_of(placed, pipeline=pipeline(2, 3)), MODEL, STEP, staged=True))
+    every.append(Case("all experts everywhere", plan_of(single, Priority(policy="fair", bucket=2e4)), MODEL, STEP))
+    every.append(Case("through the host", plan_of(placed, pipeline=pipeline(2, 3)), MODEL, STEP, staged=True))
     shared = MODEL.model_copy(update={"shared_experts": 2, "ffn_matrices": 2})
-    steps.append(Case("shared experts", plan_of(placed, pipeline=pipeline(2, 2)), shared, STEP))
+    every.append(Case("shared experts", plan_of(placed, pipeline=pipeline(2, 2)), shared, STEP))
     for dtype in ("fp32", "bf16"):
         model = MODEL.model_copy(update={"dtype": dtype})
-        steps.append(Case(dtype, plan_of(placed, pipeline=pipeline(2, 2)), model, STEP, double=False, probed=dtype == "fp32"))
+        every.append(Case(dtype, plan_of(placed, pipeline=pipeline(2, 2)), model, STEP, double=False, probed=dtype == "fp32"))
     uneven = Placement.from_gpu_of_expert(np.array([[0, 0, 2, 2, 0, 2, 0, 0], [1, 0, 1, 2, 2, 2, 1, 0]]), 3, (1, 2))
-    steps.append(Case("three ranks", plan_of(uneven, pipeline=pipeline(3, 2)), MODEL, STEP))
+    every.append(Case("three ranks", plan_of(uneven, pipeline=pipeline(3, 2)), MODEL, STEP))
     alone = Placement.from_gpu_of_expert(np.zeros((2, 8), dtype=int), 1, (1, 2))
-    steps.append(Case("one rank", plan_of(alone, overlap=overlap), MODEL, STEP))
+    every.append(Case("one rank", plan_of(alone, overlap=overlap), MODEL, STEP))
     if everything.WANTED:  # twice as many ranks take twice as long
-        steps += [by_system(name, 4) for name in TRAINING]
-    return steps
+        every += [by_system(name, 4) for name in TRAINING]
+    return every
 
 
 CASES = {case.name: case for case in cases()}
@@ -230,9 +220,9 @@ def test_the_systems_plans_are_cut_moved_and_packed():
 # As launches.
 @pytest.mark.usefixtures("warm_python")
 def test_lancet_and_pipemoe_in_one_launch_give_the_gradients_of_one_process(tmp_path):
-    problem = top_one_problem()
-    launch = prepare_step(*(plan_by(name, problem) for name in ("lancet", "pipemoe")), repeats=2)
-    assert launch.ready and launch.instructions.step == TOP_ONE_STEP and launch.tokens == 2 * TOP_ONE_STEP.tokens
+    problem = steps.top_one_problem()
+    launch = steps.prepare_step(*(plan_by(name, problem) for name in ("lancet", "pipemoe")), repeats=2)
+    assert launch.ready and launch.instructions.step == steps.TOP_ONE_STEP and launch.tokens == 2 * steps.TOP_ONE_STEP.tokens
     whole = run_here(launch, tmp_path / "run", never, silent)
     assert whole.tokens == 64 and whole.profile.all_reduce is not None and not processes_of(tmp_path)
     for measured_plan in whole.runs:
@@ -257,10 +247,10 @@ def test_lancet_and_pipemoe_in_one_launch_give_the_gradients_of_one_process(tmp_
 
 
 def test_what_a_cpu_cannot_do_in_seconds_is_left_out_and_said(monkeypatch):
-    plan = plan_by("raf", top_one_problem())
-    whole = prepare_step(plan)
+    plan = plan_by("raf", steps.top_one_problem())
+    whole = steps.prepare_step(plan)
     monkeypatch.setattr(prepare, "FLOP_BUDGET", 1.0)
-    least = prepare_step(plan)
+    least = steps.prepare_step(plan)
     # An expert's buffer keeps a row.
     assert (least.instructions.step.batch, least.instructions.step.sequence_length) == (1, 4)
     text = {check.name: check.text for check in least.checks}
@@ -269,7 +259,7 @@ def test_what_a_cpu_cannot_do_in_seconds_is_left_out_and_said(monkeypatch):
 
 
 def test_what_makes_no_sense_is_refused_in_a_line():
-    plan = plan_by("raf", top_one_problem())
+    plan = plan_by("raf", steps.top_one_problem())
     provenance = plan.provenance.model_copy(update={"inputs": {"graph": "0" * 64}})
     inference = plan.model_copy(update={"priority": None, "pipeline": None, "overlap": None})
     for asked, more, says in (
@@ -277,23 +267,23 @@ def test_what_makes_no_sense_is_refused_in_a_line():
         (plan, {"repeats": 0}, "0 timed passes"),
         (plan, {"limit": float("nan")}, "time limit"),
         (plan, {"dtype": "fp8"}, "fp32 or bf16"),
-        (plan, {"step": TOP_ONE_STEP.model_copy(update={"routing": "recorded"})}, "no tokens to replay"),
-        (plan, {"workload": ExpertLoad("other", balanced_load(TOP_ONE_MODEL).load[:1], (1,))}, "other"),
+        (plan, {"step": steps.TOP_ONE_STEP.model_copy(update={"routing": "recorded"})}, "no tokens to replay"),
+        (plan, {"workload": ExpertLoad("other", balanced_load(steps.TOP_ONE_MODEL).load[:1], (1,))}, "other"),
         (plan.model_copy(update={"provenance": provenance}), {}, "imported operators"),
         (inference, {}, "for inference"),
     ):
-        assert says in refusal(prepare_step, asked, **more)
-    (failed,) = [check for check in prepare_step(plan, devices=Devices((), (), 2, 1e5)).checks if not check.passed]
+        assert says in refusal(steps.prepare_step, asked, **more)
+    (failed,) = [check for check in steps.prepare_step(plan, devices=Devices((), (), 2, 1e5)).checks if not check.passed]
     assert failed.name == "Memory" and "smaller step" in failed.text
 
 
 @pytest.mark.usefixtures("warm_python")
 def test_recorded_routing_is_replayed(tmp_path):
-    step = TOP_ONE_STEP.model_copy(update={"routing": "recorded"})
+    step = steps.TOP_ONE_STEP.model_copy(update={"routing": "recorded"})
     experts = np.random.default_rng(3).integers(0, 4, (40, 2, 1)).astype(np.int16)
     trace = RoutingTrace("recorded", experts, 4)
     cluster = cluster_presets()["lancet-p3dn-2-nodes"].cluster.part([0, 8])
-    problem = make_problem(trace, cluster, TOP_ONE_MODEL, Datasheet(), step=step)
-    launch = prepare_step(plan_by("lancet", problem), step=step, workload=trace, repeats=1)
+    problem = make_problem(trace, cluster, steps.TOP_ONE_MODEL, Datasheet(), step=step)
+    launch = steps.prepare_step(plan_by("lancet", problem), step=step, workload=trace, repeats=1)
     (measured_plan,) = run_here(launch, tmp_path / "run", never, silent).runs
     assert 0 <= measured_plan.difference.error <= 1e-4

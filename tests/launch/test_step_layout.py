@@ -9,16 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.launch.rank.instructions import Tokens
+from engine.launch.step import sizes
 from engine.launch.step.layout import Choice, Layout, Rows, Slices, Value, choices, kept
-from engine.launch.step.sizes import (
-    check_step_plan,
-    gradient_bytes,
-    reference_bytes,
-    shrunk,
-    step_bytes,
-    step_flops,
-    step_problem,
-)
+from engine.launch.step.sizes import check_step_plan, shrunk, step_bytes, step_flops, step_problem
 from engine.model import MoEModel
 from engine.plan import Overlap, PartitionRange, Pipeline, Placement, Plan, Priority
 from engine.simulate.training import price_step
@@ -209,22 +202,17 @@ def cut(parts: int, last: str = "3.qkv") -> Overlap:
     return Overlap(ranges=(PartitionRange(first="1.dispatch", last=last, parts=parts),))
 
 
-def flops_of_shapes(step: TrainingStep, ranks: int) -> float:
-    """By hand: every product of the forward pass, and twice as much backward."""
-    tokens, width = step.tokens, SIZED.d_model
-    linear = SIZED.layers * 4 * width**2 + 2 * 3 * width * step.dense_d_ff + width * step.vocabulary
-    linear += 2 * (SIZED.experts * width + SIZED.experts_per_token * 3 * width * SIZED.d_ff)
-    return 3 * 2 * tokens * (linear + SIZED.layers * 2 * step.sequence_length * width)
-
-
 def test_flops_are_those_of_the_products():
+    """By hand: every product of the forward pass, and twice as much backward."""
+    width, experts = SIZED.d_model, 2 * 3 * SIZED.d_model * SIZED.d_ff  # of a token, in two layers
+    linear = SIZED.layers * 4 * width**2 + 2 * 3 * width * SIZED_STEP.dense_d_ff + width * SIZED_STEP.vocabulary
+    linear += 2 * SIZED.experts * width + experts + SIZED.layers * 2 * SIZED_STEP.sequence_length * width
+    each = 3 * 2 * SIZED_STEP.tokens
     assert shrunk(SIZED_STEP, SIZED, [plan_of()], 1e30) is SIZED_STEP, "a step that fits stays as it is"
-    assert step_flops(SIZED, SIZED_STEP, plan_of()) == pytest.approx(flops_of_shapes(SIZED_STEP, 4))
+    assert step_flops(SIZED, SIZED_STEP, plan_of()) == pytest.approx(each * linear)
     wide = SIZED_STEP.model_copy(update={"capacity_factor": 2.0})
-    experts = 3 * 2 * SIZED_STEP.tokens * 2 * 3 * SIZED.d_model * SIZED.d_ff
-    assert step_flops(SIZED, wide, plan_of()) == pytest.approx(flops_of_shapes(SIZED_STEP, 4) + experts)
-    irregular = plan_of(overlap=Overlap(irregular=True))
-    assert step_flops(SIZED, wide, irregular) == pytest.approx(flops_of_shapes(SIZED_STEP, 4))
+    assert step_flops(SIZED, wide, plan_of()) == pytest.approx(each * (linear + experts))
+    assert step_flops(SIZED, wide, plan_of(overlap=Overlap(irregular=True))) == pytest.approx(each * linear)
 
 
 @settings(max_examples=examples(25), deadline=None)
@@ -266,12 +254,12 @@ def test_bytes_grow_with_what_a_rank_holds():
     held = 2 * 2 * 3 * SIZED.d_model * SIZED.d_ff  # two more experts in each of two layers
     more = step_bytes(problem, packed) - step_bytes(problem, plain)
     assert (more >= held * 12).all()  # bf16: weight, gradient, and momentum and weight in 32 bits
-    assert (gradient_bytes(problem, packed) - gradient_bytes(problem, plain) == held * 2).all()
+    assert (sizes.gradient_bytes(problem, packed) - sizes.gradient_bytes(problem, plain) == held * 2).all()
     numbers = held + SIZED.layers * 4 * 64**2 + 2 * 3 * 64 * 64 + 2 * 64 * 8 + 500 * 64
-    assert gradient_bytes(problem, plain) == pytest.approx(np.full(4, numbers * 2))
+    assert sizes.gradient_bytes(problem, plain) == pytest.approx(np.full(4, numbers * 2))
     longer = step_problem(SIZED, SIZED_STEP.model_copy(update={"batch": 32}), 4)
     assert (step_bytes(longer, plain) > 1.5 * step_bytes(problem, plain)).all()
-    assert reference_bytes(SIZED, SIZED_STEP, 4) > 4 * reference_bytes(SIZED, SIZED_STEP, 1) / 1.5
+    assert sizes.reference_bytes(SIZED, SIZED_STEP, 4) > 4 * sizes.reference_bytes(SIZED, SIZED_STEP, 1) / 1.5
 
 
 def test_what_no_rank_can_execute_is_refused_with_a_reason():

@@ -31,23 +31,11 @@ from engine.launch.results.prediction import predict
 from engine.launch.running.local import run_here
 from engine.result import never
 from engine.systems.base import silent
-from tests.cases import launches
+from tests.cases import launches, testbeds
 from tests.cases.jobs import until
 from tests.cases.processes import workers_of
 from tests.cases.refusals import refusal
-from tests.cases.testbeds import (
-    LAYERS,
-    MBIT,
-    MODEL,
-    command,
-    host_links,
-    needs_testbed,
-    nothing_left,
-    own_namespaces,
-    plan_for,
-    rate_between,
-    recording,
-)
+from tests.cases.testbeds import MBIT, MODEL, command, needs_testbed, nothing_left, own_namespaces, plan_for, recording
 from tests.cases.two_nodes import CONCURRENT, TIERED, TWO_NODES, cluster_of, hold_bytes, prepared, travelling
 from tests.cases.two_nodes import prepare as prepare_tiered
 
@@ -64,14 +52,14 @@ def test_every_link_is_as_fast_as_asked_in_both_directions(cold_python):
         for src, dst in ((0, 1), (0, 2), (2, 1)):
             slower = min(asked[src], asked[dst])
             # Half a second of data; the 2 ms that pass at once after a pause are below one percent of it.
-            assert rate_between(testbed, src, dst, slower / 2) == pytest.approx(slower, rel=0.1)
+            assert testbeds.rate_between(testbed, src, dst, slower / 2) == pytest.approx(slower, rel=0.1)
 
 
 @needs_testbed
 def test_namespaces_exist_inside_and_the_host_sees_no_link():
-    links = host_links()
+    links = testbeds.host_links()
     with Testbed(np.full(2, MBIT)) as testbed, Testbed(np.full(1, MBIT)) as other:
-        assert host_links() == links
+        assert testbeds.host_links() == links
         assert set(own_namespaces()) >= {testbed.namespace(0), testbed.namespace(1), other.namespace(0)}
         assert len(own_namespaces()) == 5  # with the two bridges'
     assert not own_namespaces()
@@ -192,7 +180,7 @@ def test_a_prediction_uses_the_links_and_the_start_up_of_a_phase():
         measured["phases"] = [[size, size / rate[1] + start_up] for size in (1e5, 1e6, 2e6)]
         events = predict(launch, launch.instructions.plans[0], profile, measured).events
         sends = events[events["stream"] == "network"]
-        assert len(sends) == 4 * LAYERS
+        assert len(sends) == 4 * testbeds.LAYERS
         expected = max(start_up, 0.0) + sends["bytes"] / rate[1]  # both ways are as fast as the slower end
         np.testing.assert_allclose(sends["end"] - sends["start"], expected, rtol=1e-9)
 
@@ -280,7 +268,7 @@ def test_ranks_of_two_nodes_have_no_links():
 def test_links_are_as_fast_as_asked_and_ports_stay_as_slow(cold_python):
     with linked(20, 160) as testbed:
         for src, dst, asked in ((0, 1, 160 * MBIT), (3, 2, 160 * MBIT), (0, 2, 20 * MBIT), (3, 1, 20 * MBIT)):
-            assert rate_between(testbed, src, dst, asked / 2) == pytest.approx(asked, rel=0.1)
+            assert testbeds.rate_between(testbed, src, dst, asked / 2) == pytest.approx(asked, rel=0.1)
 
 
 def test_a_prediction_knows_the_links_of_a_testbed():

@@ -185,23 +185,19 @@ ABOUT = {"apiVersion": {"const": "batch.volcano.sh/v1alpha1"}, "kind": {"const":
 JOB = _fields(**ABOUT, metadata=_fields(name=_text(63, LABEL)), spec=SPEC)
 
 
-def check_job(text: str) -> None:
-    """Raise ValidationError unless the text is a Job that Volcano takes, of pods that Kubernetes takes, without any field that
-    they would ignore, in the oldest and the newest version of Kubernetes that have schemas."""
-    job = yaml.safe_load(text)
-    jsonschema.validate(job, JOB)
-    for task in job["spec"]["tasks"]:
-        template = {"apiVersion": "v1", "kind": "PodTemplate", "template": task["template"]}
-        for version in ("1.25", "1.37"):
-            assert kubernetes_validate.validate(template, version, strict=True) == version
-
-
 RESEARCH = {"namespace": "research", "queue": "low.prio", "seen_as": "/mnt/$(PATH) x"}
 
 
 @pytest.mark.parametrize("more", [{}, {"nodes": 1, "gpus": 0, "ranks_per_node": 2}, {"nodes": 3, "gpus": 2, **RESEARCH}])
 def test_a_job_is_what_the_schemas_of_kubernetes_and_volcano_allow(tmp_path, more):
-    check_job(dry_run(launch_for(destination("kubernetes", tmp_path, **more), limit=600.5), tmp_path / HOSTILE[5]))
+    """Without any field that they would ignore, in the oldest and the newest version of Kubernetes that have schemas."""
+    where = destination("kubernetes", tmp_path, **more)
+    job = yaml.safe_load(dry_run(launch_for(where, limit=600.5), tmp_path / HOSTILE[5]))
+    jsonschema.validate(job, JOB)
+    for task in job["spec"]["tasks"]:
+        template = {"apiVersion": "v1", "kind": "PodTemplate", "template": task["template"]}
+        for version in ("1.25", "1.37"):
+            assert kubernetes_validate.validate(template, version, strict=True) == version
 
 
 def test_one_pod_meets_itself_and_the_image_has_what_it_starts(tmp_path):

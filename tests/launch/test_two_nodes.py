@@ -35,7 +35,7 @@ from engine.result import never
 from engine.simulate.work import works_of
 from engine.systems.base import silent
 from tests import everything
-from tests.cases import launches
+from tests.cases import launches, two_nodes
 from tests.cases.launch_plans import MODES, beside, coherent
 from tests.cases.refusals import refusal
 from tests.cases.testbeds import MBIT
@@ -43,14 +43,12 @@ from tests.cases.two_nodes import (
     CONCURRENT,
     PADDED,
     TIERED,
-    TRACE,
     TWO_NODES,
     WIDE,
     cluster_of,
     hold_bytes,
     prepare,
     prepared,
-    tiered,
     travelling,
 )
 
@@ -91,7 +89,7 @@ def test_the_usual_number_of_ranks_can_carry_out_a_two_tier_order():
         cluster, row = cluster_of(*((2, 8e9),) * nodes), tuple((expert,) for expert in range(8))
         rows = ((*row, *((),) * (2 * nodes - 8)),) * launches.LAYERS
         spread = Placement(experts=8, experts_of_gpu=rows, model_layers=range(launches.LAYERS))
-        return prepare(None, cluster, tiered(CONCURRENT.model_copy(update={"placement": spread}), cluster))
+        return prepare(None, cluster, two_nodes.tiered(CONCURRENT.model_copy(update={"placement": spread}), cluster))
 
     assert tiered_on(4).instructions.ranks == 4 and tiered_on(6).instructions.ranks == 6
     with pytest.raises(UndecidedError, match=r"^the plan two-tier .* takes at least 9 ranks, each a process: say how many$"):
@@ -150,7 +148,7 @@ def test_what_relays_in_nodes_needs_them():
         message = refusal(ready, ranks=2, cluster=cluster_of((1, None), (3, 8e9)))
         assert re.search(f"{reason}.* on 2 ranks .* several nodes: choose 4", message)
         assert ready().instructions.tiers.node == (0, 0, 1, 1) and ready(ranks=2).ready
-    for plan in (*(launches.plan_for(TRACE, mode) for mode in MODES), travelling(PLAIN, "gpu")):
+    for plan in (*(launches.plan_for(two_nodes.TRACE, mode) for mode in MODES), travelling(PLAIN, "gpu")):
         assert prepare(plan=plan, cluster=None).instructions.tiers is None, "other modes need no cluster"
 
 
