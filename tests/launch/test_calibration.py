@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from itertools import pairwise, product
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -147,23 +148,16 @@ def test_a_rank_measures_a_whole_grid_and_shapes_beside_it(rank):
     assert all(seconds > 0 and math.isfinite(seconds) for *_, seconds in points)
 
 
-class Clock:
-    """Goes on only while something works, so that no other work on this machine counts."""
-
-    def __init__(self) -> None:
-        self.now, self.calls = 0.0, 0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def work(self, seconds: float) -> None:
-        self.now += seconds
-        self.calls += 1
-
-
 @pytest.fixture
-def clock(monkeypatch) -> Clock:
-    clock = Clock()
+def clock(monkeypatch) -> SimpleNamespace:
+    """Goes on only while something works, so that no other work on this machine counts."""
+    clock = SimpleNamespace(now=0.0, calls=0, monotonic=lambda: clock.now)
+
+    def work(seconds: float) -> None:
+        clock.now += seconds
+        clock.calls += 1
+
+    clock.work = work
     monkeypatch.setattr(sweep_rank, "time", clock)
     return clock
 

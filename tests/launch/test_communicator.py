@@ -163,20 +163,6 @@ class Gpu:
         time.sleep(2e-3)  # of the host
 
 
-class Event:
-    def __init__(self, gpu: Gpu) -> None:
-        self.gpu, self.when = gpu, None
-
-    def record(self) -> None:
-        self.when = self.gpu.now
-
-    def synchronize(self) -> None:
-        assert self.when is not None
-
-    def elapsed_time(self, other: "Event") -> float:
-        return (other.when - self.when) * 1e3
-
-
 @pytest.fixture
 def host(one_rank) -> RankContext:
     """The only rank of a launch on the CPU."""
@@ -186,7 +172,13 @@ def host(one_rank) -> RankContext:
 @pytest.fixture
 def gpu(monkeypatch) -> Gpu:
     gpu = Gpu()
-    monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: Event(gpu))
+
+    def event(enable_timing: bool) -> mock.MagicMock:
+        own = mock.MagicMock(elapsed_time=lambda other: (other.when - own.when) * 1e3)
+        own.record = lambda: setattr(own, "when", gpu.now)
+        return own
+
+    monkeypatch.setattr(torch.cuda, "Event", event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: pytest.fail("the whole device was waited for"))
     meeting = type("Meeting", (), {"meet": lambda self: gpu.run(MEETING)})
     monkeypatch.setattr(measure_machine, "Communicator", lambda context: meeting())

@@ -287,7 +287,7 @@ def test_a_long_log_keeps_its_end(tmp_path, monkeypatch):
     assert rank_logs.log_of(tmp_path, 0).stat().st_size <= 4000 and rank_logs.log_tail(tmp_path, 0, 1).endswith("y")
 
 
-def test_a_rank_that_has_said_nothing_and_a_launch_that_has_not_begun(tmp_path):
+def test_a_rank_that_has_said_nothing_and_a_launch_that_has_not_begun_or_whose_folder_is_gone(tmp_path):
     assert rank_logs.log_tail(tmp_path, 0) == "" and rank_logs.standing(tmp_path) is None
     logs = rank_logs.RankLogs(tmp_path, 2)
     logs.save()
@@ -299,9 +299,7 @@ def test_a_rank_that_has_said_nothing_and_a_launch_that_has_not_begun(tmp_path):
     logs.failed = 1, -9
     logs.save()
     assert rank_logs.standing(tmp_path).code == -9
-
-
-def test_a_run_folder_that_is_gone_stops_nobody(tmp_path):
+    # A run folder that is gone stops nobody.
     logs = rank_logs.RankLogs(tmp_path / "run", 1)
     logs.print(0, "lost\n")
     logs.progress(0, rank_logs.RankProgress(done=0.5, message="lost", time=0.0))

@@ -100,7 +100,6 @@ def test_of_each_of_two_models_a_layer_is_gone_before_its_next_one_is_made(one_r
 def test_the_experts_of_a_step_are_made_one_by_one(one_rank, monkeypatch):
     """A step brings its weights anew from the second time on: besides them there is room for one expert."""
     asked, experts = [], Weights.experts
-
     monkeypatch.setattr(Weights, "experts", lambda own, layer, which: asked.append(len(which)) or experts(own, layer, which))
     alone = Placement(experts=8, experts_of_gpu=((tuple(range(8)),),) * 2, model_layers=(1, 2))
     plan = steps.plan_of(alone)

@@ -116,9 +116,6 @@ def test_links_are_measured_where_ranks_relay_over_them():
 
 
 # Tokens that travel, before anything runs.
-def refused(plan: Plan, part: str, **more) -> None:
-    message = refusal(prepared, plan, **more)
-    assert re.search(part, message) and plan.name in message
 
 
 PLAIN = launches.plan_for(PADDED, "concurrent")
@@ -126,18 +123,23 @@ BY_NODE = travelling(PLAIN, "node", "fp8", "bf16")
 
 
 def test_what_no_rank_carries_out_is_refused_in_one_line():
-    coherent = PLAIN.model_copy(update={"execution": "context-coherent"})
-    each_copy = "one row .* context-coherent launch sends one row per token copy .* --travel copies"
-    for unit in ("gpu", "node"):
-        refused(travelling(coherent, unit), each_copy)
-    refused(travelling(coherent, "copies", "fp8"), "fp8 out, but a context-coherent launch")
-    matched = travelling(launches.plan_for(PADDED, "matched"), "node")
-    at_once = "one row per node, .* all at once, not in a matched order"
-    refused(matched, f"{at_once}; plan with a concurrent order, or with --travel gpu")
-    assert prepared(travelling(launches.plan_for(PADDED, "matched"), "gpu"), cluster=None).ready
+    coherent, matched = PLAIN.model_copy(update={"execution": "context-coherent"}), launches.plan_for(PADDED, "matched")
     second = launches.recording_b(), launches.OTHER
     other = launches.plan_for(second[0], "matched", launches.UNEVEN, second[1])
-    refused(travelling(beside(PLAIN, other), "node"), "not in a matched order", second=second)
+    each_copy = "one row .* context-coherent launch sends one row per token copy .* --travel copies"
+    for plan, part, more in (
+        *((travelling(coherent, unit), each_copy, {}) for unit in ("gpu", "node")),
+        (travelling(coherent, "copies", "fp8"), "fp8 out, but a context-coherent launch", {}),
+        (
+            travelling(matched, "node"),
+            "node, .* all at once, not in a matched order; .* concurrent .* or with --travel gpu",
+            {},
+        ),
+        (travelling(beside(PLAIN, other), "node"), "not in a matched order", {"second": second}),
+    ):
+        message = refusal(prepared, plan, **more)
+        assert re.search(part, message) and plan.name in message
+    assert prepared(travelling(matched, "gpu"), cluster=None).ready
 
 
 def test_what_relays_in_nodes_needs_them():
