@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -79,13 +80,8 @@ def groups_given_to_srun(script: str, folder: Path, monkeypatch: pytest.MonkeyPa
     state = install_slurm(folder, monkeypatch)
     environment = os.environ | {"SLURM_JOB_ID": JOB_NUMBER}
     subprocess.run(["bash"], input=script, env=environment, cwd=folder, check=True, text=True, capture_output=True)
-    groups: list[list[str]] = [[]]
-    for word in json.loads((state / "srun.json").read_text()):
-        if word == ":":
-            groups.append([])
-        else:
-            groups[-1].append(word)
-    return groups
+    words = json.loads((state / "srun.json").read_text())
+    return [list(own) for between, own in groupby(words, key=":".__eq__) if not between]
 
 
 def as_kubelet_expands(text: str, environment: dict[str, str]) -> str:

@@ -35,11 +35,7 @@ def launch_once(tmp_path_factory, warm_process) -> Callable[[PreparedLaunch], Ru
 @pytest.fixture(scope="session")
 def outcomes_of(tmp_path_factory, warm_process) -> Callable[..., list]:
     """A function that runs `python -m PROGRAM RANK RANKS FOLDER` for every rank and returns the JSON that each has written.
-
-    program: a module of `tests.launch`.
-    ranks: how many.
-    settings: environment variables.
-    """
+    program: a module of `tests.launch`; settings: environment variables"""
 
     def outcomes_of(program: str, ranks: int, **settings: str) -> list:
         folder = tmp_path_factory.mktemp("ranks")

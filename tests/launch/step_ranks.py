@@ -55,14 +55,9 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of one rank.
-
-    difference: None but on rank 0.
-    spoilt: the difference with one number of a gradient changed on the last rank, and with NaN in its place, if probed.
-    events: kind, layer, start, end, bytes and label of the events of the second of two steps.
-    repeated: True if both steps gave the same gradients to the bit.
-    updated: True if the weights have moved against the gradients.
-    """
+    """The outcome of one rank. difference: None but on rank 0; spoilt: the same with a gradient's number changed on the last
+    rank, and with NaN in its place, if probed; events: kind, layer, start, end, bytes and label in the second of two steps;
+    repeated: both gave the same gradients to the bit; updated: the weights have moved against the gradients."""
 
     difference: Difference | None
     spoilt: tuple[Difference | None, ...]

@@ -20,7 +20,6 @@ from engine.launch.results.prediction import fit_profile, predict
 from engine.model import MoEModel
 from engine.network import off_diagonal
 from engine.plan import Plan
-from engine.timeline import Timeline
 from engine.workload import ExpertLoad, RoutingTrace
 from tests.cases.cluster_launches import destination
 from tests.cases.launch_plans import beside
@@ -114,22 +113,17 @@ def test_a_second_recording_that_does_not_fit():
     assert "8 experts in 3 MoE layers, fewer has 4 in 3" in message
 
 
-def predicted(launch: PreparedLaunch) -> Timeline:
-    """The timeline of its first plan on a machine with the speeds of today."""
-    measured = {name: [[1.0, 1e-4], [1e6, 1e-2]] for name in ("gemm", "gate", "memory", "network", "phases")}
-    measured["meetings"] = [[0, 1e-4], [1, 2e-4]]
-    profile = fit_profile(measured, "CPU", launch.instructions, 2)
-    return predict(launch, launch.instructions.plans[0], profile, measured)
-
-
 @pytest.mark.parametrize(
     ("backend", "mode", "overlap"),
     [("gloo", "matched", True), ("gloo", "concurrent", True), ("nccl", "matched", False), ("nccl", "concurrent", True)],
 )
 def test_the_prediction_lets_two_models_overlap_where_their_backend_does(backend, mode, overlap):
     launch = prepare(both(mode), second=(TRACE_B, OTHER))
-    instructions = launch.instructions.model_copy(update={"backend": backend})
-    events = predicted(replace(launch, instructions=instructions)).events
+    launch = replace(launch, instructions=launch.instructions.model_copy(update={"backend": backend}))
+    measured = {name: [[1.0, 1e-4], [1e6, 1e-2]] for name in ("gemm", "gate", "memory", "network", "phases")}
+    measured["meetings"] = [[0, 1e-4], [1, 2e-4]]
+    profile = fit_profile(measured, "CPU", launch.instructions, 2)
+    events = predict(launch, launch.instructions.plans[0], profile, measured).events
     sends = events[events["stream"] == "network"].groupby(["kind", "model", "layer"], observed=True)
     start, end = sends["start"].min(), sends["end"].max()
     assert ((start["dispatch", 1] < end["dispatch", 0]) == overlap).all()

@@ -47,12 +47,8 @@ LIMITS = ("micro_op", "bucket") if everything.WANTED else ("micro_op",)
 """The ways to cut gradients that every policy is tried with; "all experts everywhere" has buckets in any case."""
 MANY = RANKS if everything.WANTED else 2
 """Ranks of a step that is the same on any number of them: four send each other three times as much as two."""
-UNDER = {
-    "dw.2.experts_down": "dx.1.combine",
-    "dw.head": "dx.2.combine",
-    "dw.2.qkv": "dx.1.dispatch",
-    "dw.1.experts_up": "dx.1.dispatch",
-}
+UNDER = {"dw.2.experts_down": "dx.1.combine", "dw.head": "dx.2.combine"}
+UNDER |= dict.fromkeys(("dw.2.qkv", "dw.1.experts_up"), "dx.1.dispatch")
 
 
 def by_system(name: str, ranks: int = 2) -> Case:
