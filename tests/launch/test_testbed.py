@@ -201,7 +201,7 @@ def test_the_command_line_tells_the_scale_and_the_links(command, capsys):
 
 
 @pytest.fixture
-def engine(command) -> Iterator[subprocess.Popen]:
+def engine(command, cold_python) -> Iterator[subprocess.Popen]:
     """The command line with a launch on a testbed that would take minutes."""
     words = [sys.executable, "-m", "engine", *command, "--on=testbed", "--repeats=100"]
     talk = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
@@ -215,7 +215,7 @@ def ranks_in(data: Path) -> list[psutil.Process]:
 
 
 @needs_testbed
-def test_ctrl_c_leaves_no_rank_and_no_namespace(engine, own_data_folder, cold_python):
+def test_ctrl_c_leaves_no_rank_and_no_namespace(engine, own_data_folder):
     until(lambda: len(ranks_in(own_data_folder)) == 2, 60)
     os.killpg(engine.pid, signal.SIGINT)  # as a terminal does
     errors = engine.communicate(timeout=20)[1]
@@ -224,7 +224,7 @@ def test_ctrl_c_leaves_no_rank_and_no_namespace(engine, own_data_folder, cold_py
 
 
 @needs_testbed
-def test_ranks_do_not_outlive_a_killed_launch_and_the_next_testbed_cleans_up(engine, own_data_folder, cold_python):
+def test_ranks_do_not_outlive_a_killed_launch_and_the_next_testbed_cleans_up(engine, own_data_folder):
     until(lambda: len(ranks_in(own_data_folder)) == 2, 120)
     ranks_in(own_data_folder)[0].suspend()  # one that cannot notice anything
     assert len(own_namespaces(engine.pid)) == 3
