@@ -11,8 +11,6 @@ Rows are counted in two ways. With the token's own GPU among those it touches: s
 by chance touches 8 (1 - C(56, 6) / C(64, 6)) = 4.54 of 8 GPUs, the figure of the field; tokens then come "from outside". And
 without it, as they are sent, where token t comes from GPU t mod 8. The savings hardly differ, the bound does: which tokens
 are at home is hard to limit.
-
-At last made-up routing of production size, 256 experts, top-8, on 32 GPUs: seconds of the processor a layer.
 """
 
 import sys
@@ -25,8 +23,6 @@ import numpy as np
 from engine.placement.coactivation import CoactivationInstance, coactivation, served, with_copies
 from engine.result import Limits
 from tests.benchmarks.shared import V2_LITE, columns
-from tests.cases.placements import topic_tokens
-from tests.oracles.placing import check_coactivation
 
 GPUS, SEEDS = 8, (0, 1, 2)
 PORT_WEIGHT, PATIENCE = 0.3, 30
@@ -114,35 +110,12 @@ def saved_with_copies(
     return *shares_saved(ours, usual), float(np.mean(loads))
 
 
-def production() -> None:
-    formats = {"256 experts, top-8, 32 GPUs": "34", "cap": "4", "rows saved": "11.1%", "load": "6.2f"}
-    row = columns(formats | {"seconds": "8.1f", "gap": "6.1%", "status": "9"})
-    layers = 2
-    experts = np.stack([topic_tokens(8192, 256, 8, seed) for seed in range(layers)])
-    for travel in ("gpu", "node"):
-        for cap in (None, 1.1):
-            instance = CoactivationInstance(experts, np.arange(8192) % 32, 32, 8, travel, cap, 256)
-            for seconds in (0.5, 2.0, 10.0):
-                start = time.process_time()
-                result = coactivation(instance, Limits(seconds * layers, wall=PATIENCE * seconds * layers, exact=seconds > 2))
-                took = (time.process_time() - start) / layers
-                rows, _ = check_coactivation(result.solution, experts, instance.source_gpu, 32, 8, travel)
-                rows_saved = 1 - sum(rows) / instance.rows(blocks(instance)).sum()
-                load = instance.imbalance(result.solution).max()
-                gap = result.gap if seconds > 2 else "-"
-                row(travel, cap or "-", rows_saved, load, took, gap, result.status)
-
-
 def main() -> None:
     path = Path(sys.argv[1]) if len(sys.argv) > 1 else V2_LITE
     seconds = float(sys.argv[2]) if len(sys.argv) > 2 else 3.0
     instance = CoactivationInstance(np.zeros((1, 1, 1), dtype=np.int16), np.zeros(1, dtype=np.int64), 2)
     coactivation(instance)  # compiled code is loaded before the clock starts
-    if path.is_file():
-        recorded(path, seconds)
-    else:
-        print(f"skipped the recording: {path} is not here")
-    production()
+    recorded(path, seconds)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,10 @@
 """Every send order on the testbed with its prediction: `python -m tests.benchmarks.bench_testbed [RUNS [PASSES]]`.
 
-Eight ranks with links at the rates of Aurora's heterogeneous cluster (`sample_traces/mixed-8.json`) at a thousandth:
-100/100/80/80/50/50/40/40 Mbit/s. The recording `alpha-code`, with skewed traffic, on one placement for all: random and
-shortest-first orders, everything at once, matched and shared phases. All five run in turn in one job; RUNS jobs (default 3)
-of PASSES timed passes (default 5). Then, with experts in contiguous blocks, two nodes of two H100 with links nine times as fast
-as their ports (400 and 44.4 Mbit/s): everything at once, matched phases, and a two-tier order; and there everything at once
-again, by how the tokens of `beta-code` (two experts each) travel: one row per token copy, a row per GPU, a row per node, and
-that with fp8 there and bf16 back. Needs root. Nothing else should run on the machine: the load is printed with every job.
+Two nodes of two H100 with links nine times as fast as their ports (400 and 44.4 Mbit/s) and experts in contiguous blocks. First
+the recording `alpha-code`: everything at once, matched phases, and a two-tier order. Then everything at once by how the tokens
+of `beta-code` (two experts each) travel: one row per token copy, a row per GPU, a row per node, and that with fp8 there and
+bf16 back. All run in turn in one job; RUNS jobs (default 3) of PASSES timed passes (default 5). Needs root. Nothing else should
+run on the machine: the load is printed with every job.
 """
 
 import sys
@@ -19,7 +17,7 @@ from engine.catalogue import cluster_presets
 from engine.cli.output import table
 from engine.cluster import Cluster
 from engine.costs import Datasheet
-from engine.formats import read_cluster, read_model, read_workload
+from engine.formats import read_model, read_workload
 from engine.launch.preparation.launch import Launch, PreparedLaunch
 from engine.launch.preparation.prepare import prepare
 from engine.launch.results.comparison import compare
@@ -36,25 +34,6 @@ from engine.systems.pieces import phased_order
 from engine.units import ratio, seconds
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
-
-ORDERS = {
-    "RCS": ("rcs", {"placement": "aurora"}),
-    "SJF": ("sjf", {"placement": "aurora"}),
-    "concurrent": ("aurora", {"order": "concurrent"}),
-    "matched": ("aurora", {"order": "matched"}),
-    "shared": ("aurora", {"order": "shared"}),
-}
-"""System and options by the name of the order."""
-
-
-def plans_of(problem: Problem) -> list[Plan]:
-    """One plan an order, all with the same placement."""
-    plans = [
-        run(SYSTEMS[system], problem, options).result.solution.model_copy(update={"name": name})
-        for name, (system, options) in ORDERS.items()
-    ]
-    assert all(plan.placement == plans[0].placement for plan in plans)
-    return plans
 
 
 def two_nodes() -> Cluster:
@@ -82,18 +61,13 @@ def travelling_plans_of(problem: Problem) -> list[Plan]:
 
 
 def main(jobs: int = 3, passes: int = 5) -> None:
-    mixed = read_cluster(SAMPLES / "mixed-8.json")
-    for sample, cluster, plans_for, scale in (
-        ("alpha", mixed, plans_of, None),
-        ("alpha", two_nodes(), tiered_plans_of, 9000.0),
-        ("beta", two_nodes(), travelling_plans_of, 9000.0),
-    ):
+    cluster = two_nodes()
+    for sample, plans_for in (("alpha", tiered_plans_of), ("beta", travelling_plans_of)):
         model = read_model(SAMPLES / f"tiny-moe-{sample}.json")
         trace = read_workload(SAMPLES / "tiny-moe" / f"{sample}-code.npz", num_experts=model.experts)
         plans = tuple(plans_for(make_problem(trace, cluster, model, Datasheet())))
         print(f"\n{cluster.name}, {trace.name}")
-        ranks = len(cluster.gpus)
-        launch = Launch(plans, trace, model, cluster, on="testbed", ranks=ranks, scale=scale, repeats=passes)
+        launch = Launch(plans, trace, model, cluster, on="testbed", ranks=4, scale=9000.0, repeats=passes)
         measure(prepare(launch), jobs)
 
 

@@ -38,14 +38,6 @@ def backward_pass(layers: int, seed: int, ratio: float | None = None) -> WeightG
     return WeightGradientInstance(alltoall, dw, np.arange(alltoalls) >= np.array(release)[:, None])
 
 
-def tiny(seed: int) -> WeightGradientInstance:
-    """Up to four all-to-alls and eight dW of few different whole durations, any pairs eligible: where greedy goes wrong."""
-    rng = np.random.default_rng(seed)
-    m, w = rng.integers(1, 5), rng.integers(1, 9)
-    allowed = rng.random((w, m)) < 0.6
-    return WeightGradientInstance(rng.integers(1, 12, m).astype(float), rng.integers(1, 12, w).astype(float), allowed)
-
-
 def scattered(layers: int, seed: int) -> WeightGradientInstance:
     """Durations of a backward pass, but no nested sets: every dW may run under a third of the all-to-alls."""
     nested = backward_pass(layers, seed)
@@ -82,9 +74,7 @@ def main(instances: int) -> None:
     for layers in (4, 12, 24):
         kinds = [backward_pass(layers, seed) for seed in range(instances)]
         row(*figures_of(f"{layers} ({layers}, {4 * layers})", kinds))
-    row(*figures_of("24, as much of both", [backward_pass(24, seed, 1.0) for seed in range(instances)]))
     row(*figures_of("96 (96, 384)", [backward_pass(96, seed) for seed in fewer], 30.0))
-    row(*figures_of("tiny, adversarial", [tiny(seed) for seed in range(10 * instances)]))
     row(*figures_of("24, sets not nested", [scattered(24, seed) for seed in few]))
 
 
