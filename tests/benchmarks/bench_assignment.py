@@ -1,25 +1,19 @@
-"""Time and gap of assignments: the kernels, Aurora's whole models on up to 1024 GPUs, and two models a GPU.
+"""Time and gap of assignments: the kernels, and two models a GPU; `bench_scale` has Aurora's whole models.
 
-`python -m tests.benchmarks.bench_assignment [kernels | whole-models | two-models …]`: all three unless some are named.
+`python -m tests.benchmarks.bench_assignment [kernels | two-models …]`: both unless one is named.
 """
 
 import numpy as np
 
-from engine.cluster import Cluster, Node
-from engine.compare.synthetic import Recipe, synthetic
-from engine.costs import Datasheet
 from engine.placement.assignment import AssignmentInstance, assign
 from engine.placement.baselines import random_assignment, sorted_assignment
 from engine.placement.colocation.heterogeneous import colocate_heterogeneous, decoupled
 from engine.placement.colocation.pairs import colocate, pair_weight, random_colocation, sorted_colocation
 from engine.placement.grouped_assignment import assign_groups
-from engine.problem import Problem
 from engine.result import Limits
 from engine.simulate.colocated import ExpertSeconds, layer_weight
-from engine.systems.aurora_exclusive import assign_layers, fixed_compute
-from tests.benchmarks.shared import columns, run_parts, timed
+from tests.benchmarks.shared import columns, run_parts
 from tests.oracles.placing import check_colocation, check_colocation_heterogeneous
-from tests.strategies import make_gpu, make_model
 
 EXPERT_SECONDS_PER_TOKEN, TOKENS_PER_SECOND = 2e-6, 1e6
 
@@ -53,42 +47,6 @@ def kernels() -> None:
             by_chance = instance.cost(random_assignment(experts, slots, seed)) / result.objective
             name, shape = result.provenance.optimiser, f"{experts} x {gpus}"
             row(name, shape, result.runtime, result.gap, by_rule, by_chance, result.status)
-
-
-LAYERS, TOKENS, GPUS_PER_NODE = 58, 8192, 8
-
-
-def cluster(gpus: int, mixed: bool, link: float | None) -> Cluster:
-    """Nodes of eight GPUs of one type, or of four types in turn."""
-    kinds = [make_gpu(kind, 50e9 / (1 + kind), 50e9 / (1 + kind), 1e15) for kind in range(4 if mixed else 1)]
-    kinds = [kind.model_copy(update={"memory": 1e12}) for kind in kinds]
-    nodes = tuple(
-        Node(name=f"node-{at}", gpus=(kinds[at % len(kinds)],) * GPUS_PER_NODE, link_bandwidth=link)
-        for at in range(gpus // GPUS_PER_NODE)
-    )
-    return Cluster(name="bench", nodes=nodes)
-
-
-def whole_models() -> None:
-    formats = {f"{LAYERS} layers; experts": "20", "GPUs": "5", "types": "5", "links": "5", "skew": "5"}
-    row = columns(formats | {"seconds": "8.1f", "gap": "7.2%", "note": "0"})
-    for experts in (256, 1024):
-        model = make_model(LAYERS, experts, 8)
-        for skew in (0.0, 0.8):
-            trace = synthetic(model, Recipe(TOKENS, skew, 0.3))
-            for gpus in (320, 1024):
-                for mixed, link in ((False, 450e9), (True, 450e9), (False, None)):
-                    if experts % gpus and experts > gpus:
-                        continue
-                    problem = Problem(trace, cluster(gpus, mixed, link), model, Datasheet())
-                    problem.demand  # noqa: B018 - counted before the clock starts
-                    limits = ("even", 20.0, 0, lambda: False, lambda *_: None)
-                    (_, bound, notes, _), seconds = timed(assign_layers, problem, *limits)
-                    # The bound counts gate and aggregation too, which no placement changes.
-                    fixed = sum(step.max(axis=1).sum() for step in fixed_compute(problem).values())
-                    gap = notes["placement objective"].value / (bound - fixed) - 1
-                    figures = (seconds, max(gap, 0.0), str(notes["placement"].value))
-                    row(experts, gpus, 4 if mixed else 1, "yes" if link else "no", skew, *figures)
 
 
 TIME_LIMIT, INSTANCES = 20.0, 5
@@ -140,4 +98,4 @@ def two_models() -> None:
 
 
 if __name__ == "__main__":
-    run_parts({"kernels": kernels, "whole-models": whole_models, "two-models": two_models})
+    run_parts({"kernels": kernels, "two-models": two_models})

@@ -7,7 +7,6 @@ CPU seconds are of all threads, and tell more than seconds on a machine with oth
 """
 
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -17,7 +16,7 @@ from engine.formats import check_recording, read_workload
 from engine.units import seconds, size
 from engine.workload import RoutingTrace
 from tests.benchmarks.recordings import LOADS, ROUTING, Recording
-from tests.benchmarks.shared import columns
+from tests.benchmarks.shared import columns, in_child
 
 RECORDINGS = {recording.name: recording for recording in (*ROUTING, *LOADS)}
 COLUMNS = {"": "26", "rows": "11", "files": "9", "read": "10", "CPU": "10", "rows/s": "12", "then checks": "13", "memory": "9"}
@@ -47,8 +46,7 @@ def row_of(recording: Recording, rows: int) -> tuple[str, ...]:
         folder = Path(name)
         recording.write(folder, rows)
         length = sum(path.stat().st_size for path in folder.iterdir())
-        command = [sys.executable, "-m", "tests.benchmarks.bench_formats", "--child", recording.name, name]
-        answer = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+        answer = in_child("tests.benchmarks.bench_formats", recording.name, name)
     rows = answer["rows"] or rows
     read, cpu, checked = (seconds(answer[name]) for name in ("read", "cpu", "checked"))
     rate, memory = f"{rows / answer['read']:,.0f}", size(answer["memory"])

@@ -38,16 +38,6 @@ Times = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Case:
-    """Inputs that are opened besides the sample: files of a recording and its model, a cluster, and the systems that plan
-    for them; with nothing, the sample by its default systems."""
-
-    name: str
-    files: dict[str, bytes] | None = None
-    cluster: bytes | None = None
-
-
-@dataclass(frozen=True)
 class Kept:
     """A session that is stored: the address that leads to it, the plan of it that is saved, and the addresses of the pages."""
 
@@ -60,24 +50,22 @@ class Kept:
         return f"{self.query}&{urlencode({'plan': self.plan})}" if page == "review" else self.query
 
 
-def cases_of(sizes: list[int]) -> list[Case]:
-    """The sample, and DeepSeek-R1's recording on clusters of so many GPUs."""
-    files = {"r1.npz": routing_log(), "r1.json": MODEL.to_json().encode()}
-    return [Case("sample"), *(Case(f"R1, {gpus} GPUs", files, cluster_of(gpus).to_json().encode()) for gpus in sizes)]
-
-
-def prepare(folder: Path, case: Case) -> Kept:
-    """A session with everything open, planned, and every page seen, so that all that is stored has been."""
+def prepare(folder: Path, gpus: int | None) -> Kept:
+    """A session with everything open, planned, and every page seen, so that all that is stored has been. gpus: for
+    DeepSeek-R1's recording; None: the sample by its default systems"""
     with warm_studio(folder) as (port, _), ExitStack() as open:
         session = Session(port, 0, open)
         session.press("", "Open the sample")
-        if case.files and case.cluster:
+        if gpus:
             session.run("cluster")
-            session.upload("cluster", labelled(session, "A cluster file"), {"cluster.json": case.cluster})
+            session.upload(
+                "cluster", labelled(session, "A cluster file"), {"cluster.json": cluster_of(gpus).to_json().encode()}
+            )
             session.run("")
-            session.upload("", labelled(session, "Routing logs"), case.files)
+            files = {"r1.npz": routing_log(), "r1.json": MODEL.to_json().encode()}
+            session.upload("", labelled(session, "Routing logs"), files)
         session.run("optimise")
-        for label, ticked in list(session.ticked.items()) if case.files else ():
+        for label, ticked in list(session.ticked.items()) if gpus else ():
             if label.startswith("**") and ticked != any(system in label for system in SHORT_SYSTEMS):
                 session.tick("optimise", label, not ticked)
         session.press("optimise", "Run")
@@ -153,9 +141,9 @@ def cases_kept(folder: Path, sizes: list[int]) -> Iterator[tuple[str, Path, Kept
     """(name, folder, session) of every case, while a process that has everything imported waits."""
     os.environ[warm.ADDRESS] = str(folder / "warm")
     with warm.serving(folder / "warm"):
-        for case in cases_of(sizes):
-            os.environ["SWITCHYARD_DATA"] = str(folder / case.name)
-            yield case.name, folder / case.name, prepare(folder / case.name, case)
+        for case, gpus in {"sample": None, **{f"R1, {gpus} GPUs": gpus for gpus in sizes}}.items():
+            os.environ["SWITCHYARD_DATA"] = str(folder / case)
+            yield case, folder / case, prepare(folder / case, gpus)
 
 
 def main() -> int:

@@ -6,7 +6,6 @@ process of its own, so that its peak memory is its own.
 
 import json
 import resource
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from engine.simulate.work import Load
 from engine.systems import run, systems_for
 from engine.units import seconds, size
 from engine.validate import refuse_broken
-from tests.benchmarks.shared import MODEL, cluster_of, routing_log, timed
+from tests.benchmarks.shared import MODEL, cluster_of, in_child, routing_log, timed
 
 SIZES = (8, 32, 64, 128, 320, 1024)
 EVERY_SYSTEM_UP_TO = 64
@@ -84,9 +83,7 @@ def main() -> None:
         (Path(folder) / "log.npz").write_bytes(routing_log())
         columns = []
         for gpus in sizes:
-            command = [sys.executable, "-m", "tests.benchmarks.bench_scale", "--child", str(gpus), folder]
-            answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-            columns.append(json.loads(answer.stdout.splitlines()[-1]))
+            columns.append(in_child("tests.benchmarks.bench_scale", gpus, folder))
             print(f"{gpus} GPUs: done", file=sys.stderr, flush=True)
     names = list(dict.fromkeys(name for column in columns for name in column))
     rows = []

@@ -1,4 +1,4 @@
-"""Every send order on the testbed with its prediction: `python -m tests.benchmarks.bench_testbed [RUNS [PASSES]]`.
+"""Send orders and travels on the testbed with their predictions: `python -m tests.benchmarks.bench_testbed [RUNS [PASSES]]`.
 
 Two nodes of two H100 with links nine times as fast as their ports (400 and 44.4 Mbit/s) and experts in contiguous blocks. First
 the recording `alpha-code`: everything at once, matched phases, and a two-tier order. Then everything at once by how the tokens

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from safetensors.numpy import save_file
 
 from engine.model import MoEModel
+from tests.cases.vllm import answer
 
 LAYERS, K, EXPERTS = 50, 8, 256
 REQUEST = 1000
@@ -101,36 +102,14 @@ def in_object(experts: np.ndarray) -> dict:
     return {"shape": list(experts.shape), "data": in_bytes(experts)}
 
 
-def answer(value: object) -> dict:
-    choice = {"index": 0, "message": {"role": "assistant", "content": "Yes"}, "routed_experts": value}
-    return {"id": "chatcmpl-1", "object": "chat.completion", "choices": [choice], "usage": USAGE}
-
-
 def answers(folder: Path, rows: int, form: Callable[[np.ndarray], object], separators: tuple[str, str] | None = None) -> None:
-    write_lines(folder, "answers", (answer(form(experts)) for experts in requests(rows)), separators)
+    write_lines(folder, "answers", (answer(form(experts), USAGE) for experts in requests(rows)), separators)
 
 
 def single_answers(folder: Path, rows: int) -> None:
     """A file for each, as `curl -o` saves it."""
     for number, experts in enumerate(requests(rows)):
-        (folder / f"answer-{number}.json").write_text(json.dumps(answer(experts.tolist()), separators=COMPACT))
-
-
-def long_answer(folder: Path, rows: int) -> None:
-    """All tokens in the answer to a single request."""
-    usage = {"prompt_tokens": rows // LAYERS, "completion_tokens": 1}
-    text = json.dumps(answer(choices(rows).tolist()) | {"usage": usage}, separators=COMPACT)
-    (folder / "answer.json").write_text(text)
-
-
-def prompts_apart(folder: Path, rows: int) -> None:
-    """As vLLM 0.14 to 0.21 answers."""
-
-    def record(experts: np.ndarray) -> dict:
-        end = USAGE["prompt_tokens"]
-        return answer(experts[end:].tolist()) | {"prompt_routed_experts": experts[:end].tolist()}
-
-    write_lines(folder, "answers", (record(experts) for experts in requests(rows)), COMPACT)
+        (folder / f"answer-{number}.json").write_text(json.dumps(answer(experts.tolist(), USAGE), separators=COMPACT))
 
 
 def events(folder: Path, rows: int) -> None:
@@ -225,7 +204,7 @@ def sglang_passes(folder: Path, rows: int) -> None:
 
 
 def sglang_csv(folder: Path, rows: int) -> None:
-    """Each rank's counts of all layers, at most as many ranks as there are."""
+    """Each rank's counts of all layers."""
     for rank, step in enumerate(counts(rows)):
         lines = (f"{layer},{expert},{count}" for layer, row in enumerate(step.tolist()) for expert, count in enumerate(row))
         path = folder / f"expert_distribution_rank{rank}_timestamp1764000000.25.csv"
@@ -248,10 +227,9 @@ def tensorrt_llm(folder: Path, rows: int) -> None:
     save_file(tensors, folder / "rank0.safetensors")
 
 
-def in_json(folder: Path, rows: int, bare: bool = False) -> None:
-    """As SGLang's statistics; bare: one step alone."""
-    steps = counts(rows).tolist()
-    (folder / "loads.json").write_text(json.dumps(steps[0] if bare else {"logical_count": steps}))
+def in_json(folder: Path, rows: int) -> None:
+    """As SGLang's statistics."""
+    (folder / "loads.json").write_text(json.dumps({"logical_count": counts(rows).tolist()}))
 
 
 ROUTING = (
@@ -268,9 +246,7 @@ ROUTING = (
     Recording("LightLLM answers", partial(answers, form=in_object)),
     Recording("vLLM lists", partial(answers, form=np.ndarray.tolist, separators=COMPACT)),
     Recording("vLLM lists, spaced", partial(answers, form=np.ndarray.tolist)),
-    Recording("vLLM lists, prompt apart", prompts_apart),
     Recording("vLLM lists, a file each", single_answers),
-    Recording("vLLM lists, one answer", long_answer, 1_750_000),
     Recording("vLLM lists, streamed", events),
     Recording("route log", route_logs),
     Recording("moe-balance", moe_balance),
@@ -285,5 +261,4 @@ LOADS = (
     Recording("SGLang counts, CSV", sglang_csv, 64 * LAYERS),
     Recording("vLLM loads", vllm_loads, 60_000),
     Recording("TensorRT-LLM", tensorrt_llm, 75_000),
-    Recording("bare list", partial(in_json, bare=True), LAYERS),
 )

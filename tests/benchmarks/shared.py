@@ -5,12 +5,14 @@ experts, top-8. Nodes have links of 450 GB/s and ports of 50 GB/s.
 """
 
 import io
+import json
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -28,6 +30,12 @@ def timed(work: Callable[..., Answer], *arguments: object) -> tuple[Answer, floa
     """The answer of a function and the seconds that it took."""
     begin = time.perf_counter()
     return work(*arguments), time.perf_counter() - begin
+
+
+def in_child(module: str, *words: object) -> Any:
+    """The JSON that `python -m MODULE --child WORDS` prints last: of a process whose peak memory is its own."""
+    command = [sys.executable, "-m", module, "--child", *map(str, words)]
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1])
 
 
 def columns(formats: dict[str, str], title: str = "") -> Callable[..., None]:
