@@ -4,7 +4,7 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine import formats
@@ -20,7 +20,7 @@ from engine.problem import MEMORY_SHARE, Problem
 from engine.simulate.work import Load
 from engine.workload import RoutingTrace
 from tests.cases.cli import SAMPLES
-from tests.cases.examples import examples
+from tests.cases.examples import tried
 from tests.cases.launch_plans import plan_with
 from tests.costs.silicon import needs_tables
 from tests.strategies import cluster_of, clusters, efficiencies, make_gpu, make_model, placements, problems, seeds
@@ -28,8 +28,7 @@ from tests.strategies import cluster_of, clusters, efficiencies, make_gpu, make_
 # Cluster
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(clusters(1))
+@tried(100, clusters(1))
 def test_gpus_are_numbered_in_the_order_of_the_nodes_and_a_cluster_survives_json(cluster):
     numbered = [(place, gpu) for place, node in enumerate(cluster.nodes) for gpu in node.gpus]
     assert cluster.gpus == tuple(gpu for _, gpu in numbered)
@@ -88,8 +87,7 @@ def test_sizes_of_a_known_model_and_rates_by_number_format():
     assert model.moe_layers == tuple(range(32))
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(st.sets(st.integers(0, 9), max_size=9))
+@tried(100, st.sets(st.integers(0, 9), max_size=9))
 def test_dense_layers_are_left_out(dense):
     model = MoEModel(name="m", layers=10, dense_layers=tuple(dense), experts=4, experts_per_token=1, d_model=8, d_ff=8)
     assert set(model.moe_layers) | dense == set(range(10))
@@ -138,8 +136,7 @@ def test_a_recording_of_another_model_is_refused(sizes, says):
 # Problem
 
 
-@settings(max_examples=examples(80), deadline=None)
-@given(st.data())
+@tried(80, st.data())
 def test_traffic_carries_every_copy_to_a_host_of_its_expert(data):
     problem = data.draw(problems())
     placement = data.draw(placements(problem.workload.layers, problem.workload.num_experts, len(problem.cluster.gpus)))
@@ -163,8 +160,7 @@ def test_problems_check_what_they_are_made_of():
         Problem(trace, cluster_of(*[make_gpu()] * 4), make_model(2, 4), Datasheet())
 
 
-@settings(max_examples=examples(60), deadline=None)
-@given(seeds, st.integers(1, 4))
+@tried(60, seeds, st.integers(1, 4))
 def test_as_many_experts_as_there_are_slots_fit_and_no_more(seed, layers):
     rng = np.random.default_rng(seed)
     model = make_model(layers, 12)

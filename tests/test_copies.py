@@ -2,11 +2,9 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from engine.communication.travel import Stops, serving_gpus
 from engine.compare.figures import metrics
 from engine.costs import Datasheet
 from engine.errors import InputError
@@ -16,7 +14,7 @@ from engine.problem import Problem, make_problem
 from engine.simulate import simulate
 from engine.simulate.work import Load, works_of
 from engine.workload import ExpertLoad, RoutingTrace, Workload
-from tests.cases.examples import examples
+from tests.cases.examples import tried
 from tests.cases.plans import plan_of
 from tests.cases.samples import in_nodes
 from tests.oracles.plans import check_plan, rows_of_layer
@@ -32,8 +30,7 @@ def placed(draw) -> tuple[Problem, Plan]:
     return problem, plan_of(draw(placements(*sizes)), travel=Travel(unit=draw(UNITS), replicas="fewest"))
 
 
-@settings(max_examples=examples(150), deadline=None)
-@given(placed())
+@tried(150, placed())
 def test_rows_work_and_seconds_agree_with_a_reading_that_tries_every_way(case):
     problem, plan = case
     (work,), travel = works_of(plan, problem), plan.travel
@@ -47,35 +44,6 @@ def test_rows_work_and_seconds_agree_with_a_reading_that_tries_every_way(case):
     assert np.all((served > 0) <= (plan.placement.share > 0))
     np.testing.assert_allclose(moved.sum(axis=1), served.sum(axis=1) * problem.model.bytes_per_token)
     assert simulate(plan, problem).total == pytest.approx(check_plan(plan, problem), rel=1e-9)
-
-
-@settings(max_examples=examples(60), deadline=None)
-@given(placed())
-def test_no_token_touches_fewer_with_its_copies_in_turn(case):
-    problem, plan = case
-    by_node = plan.travel.unit == "node" and problem.stops.count > 1
-    group = problem.stops.of_gpu if by_node else np.arange(plan.placement.gpus)
-    source = problem.gpu_of_token
-
-    def touched(travel: Travel, layer: int) -> np.ndarray:
-        chosen = problem.workload.experts[:, layer]
-        hosts = serving_gpus(plan.placement, layer, chosen, travel, source, problem.stops)
-        assert np.array_equal(hosts >= 0, chosen >= 0)
-        return np.array([len({*group[row[row >= 0]]} - {group[at]}) for row, at in zip(hosts, source, strict=True)])
-
-    for layer in range(problem.workload.layers):
-        assert np.all(touched(plan.travel, layer) <= touched(Travel(unit=plan.travel.unit), layer))
-
-
-def test_one_token_by_hand():
-    """Expert 0 is on GPU 1 alone, expert 1 on GPUs 0 and 2, expert 2 on GPUs 1 and 2; GPUs 0 and 1 are one node. The token of
-    GPU 0 needs GPU 1 for expert 0, which has expert 2 too, and has expert 1 at home; that of GPU 3 two in any case."""
-    row = ((1,), (0, 2), (1, 2), (3,))
-    placement = Placement(experts=4, experts_of_gpu=(row,), model_layers=(0,))
-    stops, experts = Stops(np.array([0, 0, 1, 1])), np.array([[0, 1, 2], [0, 1, 2]], dtype=np.int16)
-    for unit, wanted in (("gpu", [[1, 0, 1], [1, 0, 1]]), ("node", [[1, 0, 1], [1, 2, 2]])):
-        travel = Travel(unit=unit, replicas="fewest")
-        assert serving_gpus(placement, 0, experts, travel, np.array([0, 3]), stops).tolist() == wanted
 
 
 def in_two_nodes(workload: Workload) -> Problem:

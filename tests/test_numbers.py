@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -18,7 +19,6 @@ from engine.schema import LONG_TEXT, Amounts, Frozen, Integers, json_text
 from engine.timeline import COLUMNS, Timeline
 from engine.workload import RoutingTrace
 from tests.cases.examples import tried
-from tests.cases.samples import sample
 from tests.strategies import seeds
 
 FACTOR = {name: factor for factor, name in units.TIME + units.SIZE}
@@ -103,21 +103,12 @@ def test_json_results_and_timelines_have_none_but_finite_numbers(write, number):
 
 
 def test_a_gap_above_nothing_is_none_in_json():
-    nothing = dict.fromkeys(("order_bound", "bound", "utilisation", "exposed_communication", "overlap", "memory"), 0.0) | {
-        "phases": 0,
-        "seconds": {},
-    }
-    figures = Metrics(total=1.0, order_gap=math.inf, gap=math.inf, balance=_Nothing(), kept_local=1.0, **nothing)
+    nothing = dict.fromkeys(("order_bound", "bound", "utilisation", "exposed_communication", "overlap", "memory"), 0.0)
+    balance = SimpleNamespace(balancedness=1.0, to_dict=dict)
+    figures = Metrics(
+        total=1.0, order_gap=math.inf, gap=math.inf, balance=balance, kept_local=1.0, phases=0, seconds={}, **nothing
+    )
     assert (figures.to_dict()["gap"], figures.to_dict()["order_gap"]) == (None, None)
-
-
-class _Nothing:
-    """A balance of no layers."""
-
-    balancedness = 1.0
-
-    def to_dict(self) -> dict:
-        return {}
 
 
 class Table(Frozen):
@@ -237,18 +228,3 @@ def test_without_sequences_tokens_are_halved_in_order(tokens, sequence):
     assert numbers(first) == list(range(tokens // 2)) and numbers(second) == list(range(tokens // 2, tokens))
     assert (first.sequence is None) == (second.sequence is None) == (column is None)
     assert first.source_rank is None
-
-
-def test_sequences_of_unequal_length_make_unequal_halves():
-    sequence = np.array([9] * 7 + [2, 4, 2], dtype=np.int32)
-    first, second = numbered(10, sequence).halves()
-    assert numbers(first) == [7, 9] and numbers(second) == [0, 1, 2, 3, 4, 5, 6, 8]
-
-
-def test_a_real_recording():
-    trace = sample("alpha-code")
-    first, second = trace.halves()
-    assert first.tokens == second.tokens == trace.tokens // 2
-    np.testing.assert_array_equal(np.concatenate([first.experts, second.experts]), trace.experts)
-    assert first.digest != second.digest
-    assert np.array_equal(first.load + second.load, trace.load)

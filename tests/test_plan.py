@@ -4,13 +4,12 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import InputError
 from engine.plan import Claim, Placement, Plan, Schedule, SendOrder, Travel
 from engine.result import Provenance, Status, relative_gap
-from tests.cases.examples import examples
+from tests.cases.examples import tried
 from tests.strategies import placements, seeds
 
 TWO = Schedule(src=(0, 1), dst=(1, 0), bytes=(5.0, 6.0), phase=(0, 0), duration=(1.0,))
@@ -39,8 +38,7 @@ drawn_placements = sizes.flatmap(lambda size: placements(*size))
 # Placement
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(drawn_placements)
+@tried(100, drawn_placements)
 def test_replicas_share_an_expert_in_equal_parts(placement):
     share = placement.share
     assert share.shape == (placement.layers, placement.experts, placement.gpus)
@@ -53,8 +51,7 @@ def test_replicas_share_an_expert_in_equal_parts(placement):
     assert placement.slots.tolist() == [[len(held) for held in row] for row in placement.experts_of_gpu]
 
 
-@settings(max_examples=examples(60), deadline=None)
-@given(sizes, seeds)
+@tried(60, sizes, seeds)
 def test_an_array_and_a_placement_say_the_same(size, seed):
     layers, experts, gpus = size
     gpu_of_expert = np.random.default_rng(seed).integers(0, gpus, (layers, experts))
@@ -64,8 +61,7 @@ def test_an_array_and_a_placement_say_the_same(size, seed):
     assert placement.gpus == gpus
 
 
-@settings(max_examples=examples(60), deadline=None)
-@given(sizes.flatmap(lambda size: st.tuples(placements(*size), placements(*size))))
+@tried(60, sizes.flatmap(lambda size: st.tuples(placements(*size), placements(*size))))
 def test_moved_experts_are_the_copies_that_come_new_of_equal_sizes(pair):
     before, after = pair
     new = sum(
@@ -112,12 +108,6 @@ def test_faulty_schedules_are_refused(changes, says):
         Schedule.from_dict(TWO.model_dump() | changes, "plan")
 
 
-def test_schedules_add_up():
-    schedule = Schedule(src=(0, 1), dst=(1, 0), bytes=(1, 1), phase=(0, 1), duration=(0.5, 0.25))
-    assert (schedule.phases, schedule.makespan) == (2, 0.75)
-    assert (Schedule().phases, Schedule().makespan) == (0, 0)
-
-
 @pytest.mark.parametrize(
     ("order", "says"),
     [
@@ -145,8 +135,7 @@ def test_parts_of_a_plan_must_fit_each_other():
 # Identity
 
 
-@settings(max_examples=examples(60), deadline=None)
-@given(drawn_placements, st.lists(st.floats(1e-9, 1e12), min_size=1, max_size=5))
+@tried(60, drawn_placements, st.lists(st.floats(1e-9, 1e12), min_size=1, max_size=5))
 def test_a_plan_survives_json(placement, volumes):
     count = len(volumes)
     ends = {"src": (0,) * count, "dst": (placement.gpus - 1,) * count, "phase": range(count)}
@@ -211,10 +200,8 @@ TEXT = example().to_json()
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("{", "p.json: not valid JSON"),
         ('{"name": "x", "colour": 1}', "p.json: "),
         ("[]", "p.json: "),
-        (b"\xff\xfe", "p.json: not valid JSON"),
         (TEXT.replace("6.0", '"many"'), "send_order → dispatch → 0 → bytes → 1: "),
         (json.dumps(json.loads(TEXT) | {"colour": "red"}), "colour: "),
         (TEXT.replace("5.0", "NaN"), "bytes → 0"),
