@@ -113,16 +113,6 @@ def test_gpu_by_name():
         gpu("H1000")
 
 
-@pytest.fixture
-def without_package(monkeypatch):
-    monkeypatch.setattr(packaged, "find_spec", lambda name: None)
-    packaged_gpu_types.cache_clear()
-    packaged_configs.cache_clear()
-    yield
-    packaged_gpu_types.cache_clear()
-    packaged_configs.cache_clear()
-
-
 @needs_tables
 def test_gpus_that_only_the_package_has_come_beside_ours():
     theirs, ours = packaged_gpu_types(), gpu_types()
@@ -162,7 +152,7 @@ def test_models_are_called_what_they_are_called_on_the_hub():
 
 
 @needs_tables
-def test_a_packaged_model_is_found_by_its_name():
+def test_a_packaged_model_is_found_by_its_name_behind_a_file_of_that_name(tmp_path, monkeypatch):
     assert formats.read_model(Path("deepseek-ai/DeepSeek-V3")) == packaged_model("deepseek-v3")
     assert packaged_config("DeepSeek-V3") == packaged_configs()["deepseek-ai/DeepSeek-V3"]
     with pytest.raises(InputError, match="no packaged model is called nobody/nothing"):
@@ -171,10 +161,6 @@ def test_a_packaged_model_is_found_by_its_name():
         formats.read_model(Path("nobody/nothing"))
     with pytest.raises(InputError, match="is not an MoE model"):
         packaged_model("meta-llama/Meta-Llama-3.1-8B")
-
-
-@needs_tables
-def test_a_file_goes_before_a_packaged_model_of_its_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("deepseek-ai").mkdir()
     Path("deepseek-ai/DeepSeek-V3").write_text("mine")
@@ -182,7 +168,17 @@ def test_a_file_goes_before_a_packaged_model_of_its_name(tmp_path, monkeypatch):
         formats.read_model(Path("deepseek-ai/DeepSeek-V3"))
 
 
-def test_without_the_package_our_catalogue_stands_alone(without_package):
+@pytest.fixture
+def nothing_cached():
+    yield
+    packaged_gpu_types.cache_clear()
+    packaged_configs.cache_clear()
+
+
+def test_without_the_package_our_catalogue_stands_alone(nothing_cached, monkeypatch):
+    monkeypatch.setattr(packaged, "find_spec", lambda name: None)
+    packaged_gpu_types.cache_clear()
+    packaged_configs.cache_clear()
     assert packaged_gpu_types() == {} and every_gpu_type() == gpu_types()
     for work in (packaged_models, lambda: packaged_model("deepseek-ai/DeepSeek-V3")):
         assert refusal(work) == (
@@ -193,12 +189,6 @@ def test_without_the_package_our_catalogue_stands_alone(without_package):
 
 
 PRESETS = {name: preset.model for name, preset in model_presets().items()}
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_a_recording_of_a_preset_fits_that_preset(name):
-    recording = Recipe(tokens=16, skew=0.6, affinity=0.3).draw(PRESETS[name])
-    assert any(name in names for names in models_that_fit(recording, PRESETS))
 
 
 def test_models_of_identical_sizes_are_one_and_others_are_not_and_a_traffic_matrix_tells_none():
@@ -235,27 +225,21 @@ def model_of(name: str) -> MoEModel:
 def test_recording(name):
     trace, model = recorded(name), model_of(name)
     assert trace.experts.dtype == np.int16
-    assert trace.experts.min() >= 0
-    assert trace.experts.max() < 16
+    assert trace.experts.min() >= 0 and trace.experts.max() < 16
     model.check_recording(trace.layers, trace.num_experts, trace.k, name)
     assert trace.tokens == model.batch * model.sequence_length
     assert trace.sequence.dtype == np.int32
     np.testing.assert_array_equal(np.unique(trace.sequence, return_counts=True)[1], np.full(96, 128))
-    in_order = np.sort(trace.experts, axis=-1)
-    assert (np.diff(in_order, axis=-1) > 0).all(), "a token chose an expert twice"
+    assert (np.diff(np.sort(trace.experts, axis=-1), axis=-1) > 0).all(), "a token chose an expert twice"
 
 
-def test_samples_are_those_of_the_catalogue_and_traffic_is_that_of_the_recording():
+def test_samples_are_those_of_the_catalogue():
     names = [f"{model}-{kind}" for model in ("alpha", "beta") for kind in ("code", "man", "prose")]
     assert sorted([*names, "alpha-early-code", "alpha-mid-code"]) == RECORDINGS
     cluster = Cluster.from_json((SAMPLES / "mixed-8.json").read_bytes(), "mixed-8.json")
     assert cluster == cluster_presets()["mixed-8"].cluster
     for name in ("alpha", "beta"):
         assert model_of(name) == model_presets()[f"tiny-moe-{name}"].model
-    traffic = np.loadtxt(SAMPLES / "traffic-8.csv", delimiter=",")
-    pairs = recorded("alpha-code").demand(8)[3].reshape(8, 8, 2).sum(axis=2)
-    np.testing.assert_array_equal(traffic, pairs * model_of("alpha").bytes_per_token)
-    assert traffic.sum() == 12288 * 128 * 2
 
 
 def test_the_readmes_recipe_makes_the_traffic_again(tmp_path, monkeypatch):

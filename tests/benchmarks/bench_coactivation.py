@@ -5,12 +5,8 @@ plan is made on the first half of a task's tokens and scored on the second, on 8
 against contiguous blocks of experts, in rows and in rows into the busiest GPU (node), with the load of the most loaded GPU /
 mean, all in the mean over layers, for the worst of three seeds. SECONDS: of work on one core for a plan of all layers, all of
 it search (default 3); the clock does not end it, so that a busy machine changes no figure, and the seconds shown are those of
-the processor. The gap is of one plan more, with three times the work, a good part of it for the bound.
-
-Rows are counted in two ways. With the token's own GPU among those it touches: so counted, a token with 6 of 64 experts chosen
-by chance touches 8 (1 - C(56, 6) / C(64, 6)) = 4.54 of 8 GPUs, the figure of the field; tokens then come "from outside". And
-without it, as they are sent, where token t comes from GPU t mod 8. The savings hardly differ, the bound does: which tokens
-are at home is hard to limit.
+the processor. The gap is of one plan more, with three times the work, a good part of it for the bound. Rows are
+counted as they are sent, where token t comes from GPU t mod 8.
 """
 
 import sys
@@ -61,24 +57,22 @@ def shares_saved(ours: np.ndarray, usual: np.ndarray) -> tuple[float, float]:
 
 
 def recorded(path: Path, seconds: float) -> None:
-    formats = {"task, travel, tokens from": "34", "cap": "4", "port": "5", "rows saved": "11.1%", "busiest": "8.1%"}
+    formats = {"task, travel": "34", "cap": "4", "port": "5", "rows saved": "11.1%", "busiest": "8.1%"}
     row = columns(formats | {"load": "6.2f", "in sample": "10.1%", "seconds": "8.1f", "gap": "6.1%"})
     with np.load(path) as archive:
         tasks = {name: archive[name].astype(np.int16).transpose(1, 0, 2) for name in archive.files}
     for name, experts in tasks.items():
         for travel, per_node in (("gpu", None), ("node", 2)):
-            for outside in (True, False):
-                for cap, port_weight in ((None, 0.0), (1.1, 0.0), (1.1, PORT_WEIGHT))[:: 1 if outside else 2]:
-                    for label, *figures in compare(experts, (GPUS, per_node, travel, cap), outside, port_weight, seconds):
-                        label = label or f"{name}, {travel}, {'outside' if outside else 'GPUs'}"
-                        row(label, cap or "-", port_weight, *figures)
+            for cap, port_weight in ((None, 0.0), (1.1, 0.0), (1.1, PORT_WEIGHT)):
+                for label, *figures in compare(experts, (GPUS, per_node, travel, cap), port_weight, seconds):
+                    row(label or f"{name}, {travel}", cap or "-", port_weight, *figures)
 
 
-def compare(experts: np.ndarray, shape: tuple, outside: bool, port_weight: float, seconds: float) -> Iterator[tuple[str, ...]]:
+def compare(experts: np.ndarray, shape: tuple, port_weight: float, seconds: float) -> Iterator[tuple[str, ...]]:
     """The figures of plans of three seeds for the first half of the tokens, scored on the second; with a weight of the busiest
     port also those with a spare slot."""
     half = experts.shape[1] // 2
-    source = np.full(experts.shape[1], -1) if outside else np.arange(experts.shape[1]) % GPUS
+    source = np.arange(experts.shape[1]) % GPUS
     plan_on = CoactivationInstance(experts[:, :half], source[:half], *shape, 64)
     score_on = CoactivationInstance(experts[:, half:], source[half:], *shape[:3], None, 64)
     held_out, in_sample, longest = [], [], 0.0

@@ -1,23 +1,17 @@
-"""Fronts between affinity and balance on recorded traffic: `python -m tests.benchmarks.bench_joint [SECONDS]`.
+"""Fronts between affinity and balance on recorded traffic: `python -m tests.benchmarks.bench_joint`.
 
-SECONDS: of each placement of production size (default 30).
+Of DeepSeek-V2-Lite on 8 GPUs; `bench_scale` has the times of single placements of production size.
 """
 
-import sys
 from functools import partial
 
 import numpy as np
 
-from engine.compare.synthetic import Recipe, synthetic
 from engine.placement.baselines import linear_assignment
 from engine.placement.joint.front import front
 from engine.placement.joint.instance import JointInstance, equal_slots
-from engine.placement.joint.kernel import place_jointly
-from engine.placement.joint.state import JointTerms
 from engine.placement.robust import score_matrix
 from engine.placement.transitions import transitions
-from engine.result import Limits
-from tests.benchmarks.bench_affinity import ModelOfSize
 from tests.benchmarks.shared import V2_LITE, columns, timed
 
 GPUS = 8
@@ -47,7 +41,7 @@ def show(title: str, planned: list, scored: dict[str, tuple], num_experts: int, 
     print(f"kept share / balancedness of {len(front_points)} points in {seconds:.1f} s")
 
 
-def deepseek() -> None:
+def main() -> None:
     with np.load(V2_LITE) as recorded:
         halves = {name: np.array_split(recorded[name], 2) for name in ("intent", "summary")}
     seen, unseen = ({name: traffic(half[i], 64) for name, half in halves.items()} for i in (0, 1))
@@ -57,24 +51,5 @@ def deepseek() -> None:
     show("planned on the 1st halves of both, worst case", list(seen.values()), scored, 64)
 
 
-def production(seconds: float) -> None:
-    """61 layers of 256 experts by the studio's generator, from scratch and with 2000 moves."""
-    formats = {"61 x 256, weight 0.5": "44", "GPUs": "4", "moves": "5", "linear": "7.4f", "answer": "7.4f", "bound": "7.4f"}
-    row = columns(formats | {"gap": "6.1%", "seconds": "7.1f", "status": "9"})
-    for recipe in (Recipe(8192, 0.8, 0.0), Recipe(8192, 0.5, 0.9)):
-        trace = synthetic(ModelOfSize(range(61), 256, 8), recipe)
-        hops, load = transitions(trace.experts, 256), trace.load
-        for gpus in (32, 64):
-            instance = JointInstance(hops, load, equal_slots(256, gpus))
-            linear = np.tile(linear_assignment(256, instance.slots), (61, 1))
-            for moves in ({}, {"start": linear, "max_moves": 2000}):
-                result = place_jointly(instance, Limits(seconds), weight=0.5, **moves)
-                usual = JointTerms(instance, 0.5, True).objective(linear)
-                figures = (usual, result.objective, result.bound, result.gap, result.runtime, result.status)
-                row(recipe.name, gpus, str(moves.get("max_moves", "any")), *figures)
-
-
 if __name__ == "__main__":
-    production(*map(float, sys.argv[1:] or ("30",)))
-    if V2_LITE.is_file():
-        deepseek()
+    main()

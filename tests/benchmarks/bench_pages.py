@@ -12,7 +12,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlencode
@@ -53,7 +53,7 @@ class Kept:
 def prepare(folder: Path, gpus: int | None) -> Kept:
     """A session with everything open, planned, and every page seen, so that all that is stored has been. gpus: for
     DeepSeek-R1's recording; None: the sample by its default systems"""
-    with warm_studio(folder) as (port, _), ExitStack() as open:
+    with studio(folder, warm_address()) as (port, _), ExitStack() as open:
         session = Session(port, 0, open)
         session.press("", "Open the sample")
         if gpus:
@@ -93,7 +93,7 @@ def save(job: runner.Job) -> str:
 def visit(folder: Path, kept: Kept, page: str) -> tuple[Times, Times]:
     """The first visit of a page after a restart, and drawing it again. Somebody with nothing open was there before: a process's
     very first page also pays for work done only once, which `first_page_cold` has."""
-    with warm_studio(folder) as (port, server), ExitStack() as open:
+    with studio(folder, warm_address()) as (port, server), ExitStack() as open:
         Session(port, 0, open)
         before = cpu_of(server)
         session = Session(port, 0, open, kept.query_of(page), page, kept.pages)
@@ -114,17 +114,8 @@ def labelled(session: Session, begin: str) -> str:
     return next(label for label in session.widgets if label.startswith(begin))
 
 
-@contextmanager
-def warm_studio(folder: Path) -> Iterator[tuple[int, psutil.Process]]:
-    """A studio that has nothing to import."""
-    with studio(folder, str(warm.PYTHON)) as (port, _):
-        # The fork of the process that has everything: whoever listens on the port.
-        listening = (
-            connection.pid
-            for connection in psutil.net_connections("tcp4")
-            if connection.laddr.port == port and connection.status == psutil.CONN_LISTEN
-        )
-        yield port, psutil.Process(next(listening))
+def warm_address() -> Path:
+    return Path(os.environ[warm.ADDRESS])
 
 
 def cpu_of(server: psutil.Process) -> float:

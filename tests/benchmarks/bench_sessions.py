@@ -8,16 +8,14 @@ of the server's memory for each session.
 """
 
 import io
-import os
 import re
-import socket
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -31,9 +29,9 @@ from websockets.sync.client import connect
 from engine.cli.output import table
 from engine.formats import read_cluster
 from engine.units import seconds, size
+from tests.browser.conftest import free_port, studios
+from tests.cases.cli import SAMPLES
 
-ROOT = Path(__file__).parents[2]
-SAMPLES = ROOT / "sample_traces"
 NAMES = re.compile(rb"own(?:cluster|recording)(\d\d)")
 LIMIT = 120.0
 """Seconds that a page may take before the run is given up."""
@@ -197,38 +195,13 @@ def cluster(number: int) -> bytes:
 
 
 @contextmanager
-def studio(folder: Path, python: str = sys.executable) -> Iterator[tuple[int, psutil.Process]]:
-    """The port of a studio of its own, and its process.
-
-    folder: of its data
-    python: the interpreter
-    """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    server = subprocess.Popen(
-        [python, "-m", "streamlit", "run", "app/main.py", "--server.port", str(port)],
-        cwd=ROOT,
-        env=os.environ | {"SWITCHYARD_DATA": str(folder)},
-        stdout=subprocess.DEVNULL,
-    )
-    try:
-        until = time.monotonic() + 60
-        while not reachable(port):
-            if time.monotonic() > until:
-                raise RuntimeError("the studio did not start")
-            time.sleep(0.1)
-        yield port, psutil.Process(server.pid)
-    finally:
-        server.terminate()
-        server.wait(60)
-
-
-def reachable(port: int) -> bool:
-    with suppress(requests.ConnectionError):
-        requests.get(f"http://127.0.0.1:{port}/_stcore/health", timeout=1)
-        return True
-    return False
+def studio(folder: Path, warm_process: Path | None = None) -> Iterator[tuple[int, psutil.Process]]:
+    """The port of a studio with a data folder of its own, and its process: whoever listens there, of a warm one a fork."""
+    port = free_port()
+    with studios(folder, warm_process) as start:
+        start(port=port)
+        at_port = (each.pid for each in psutil.net_connections("tcp4") if each.laddr.port == port and each.status == "LISTEN")
+        yield port, psutil.Process(next(at_port))
 
 
 def at_once(sessions: list[Session], act: Callable[[Session], None]) -> None:
@@ -242,11 +215,8 @@ def at_once(sessions: list[Session], act: Callable[[Session], None]) -> None:
         except Exception as error:  # whatever ends a session is to be told
             session.faults.append(repr(error))
 
-    threads = [threading.Thread(target=work, args=(session,)) for session in sessions]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(sessions)) as pool:
+        list(pool.map(work, sessions))
 
 
 def times(sessions: list[Session], page: str) -> str:
@@ -255,7 +225,7 @@ def times(sessions: list[Session], page: str) -> str:
 
 
 def main(count: int = 20) -> int:
-    with tempfile.TemporaryDirectory() as folder, studio(Path(folder)) as (port, process), ExitStack() as open:
+    with tempfile.TemporaryDirectory() as folder, studio(Path(folder) / "data") as (port, process), ExitStack() as open:
         idle = process.memory_info().rss
         alone = Session(port, 99, open)
         alone.open_own()

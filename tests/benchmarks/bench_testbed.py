@@ -14,15 +14,12 @@ from pathlib import Path
 import numpy as np
 
 from engine.catalogue import cluster_presets
-from engine.cli.output import table
 from engine.cluster import Cluster
 from engine.costs import Datasheet
-from engine.formats import read_model, read_workload
+from engine.formats import read_model
 from engine.launch.preparation.launch import Launch, PreparedLaunch
 from engine.launch.preparation.prepare import prepare
-from engine.launch.results.comparison import compare
 from engine.launch.results.preference import prefer
-from engine.launch.results.run import Run
 from engine.launch.running.local import run_here
 from engine.plan import Plan, SendOrder, Travel
 from engine.problem import Problem, make_problem
@@ -31,9 +28,10 @@ from engine.simulate.work import Load
 from engine.systems import SYSTEMS
 from engine.systems.base import run, silent
 from engine.systems.pieces import phased_order
-from engine.units import ratio, seconds
-
-SAMPLES = Path(__file__).parents[2] / "sample_traces"
+from engine.units import seconds
+from tests.benchmarks.shared import columns
+from tests.cases.cli import SAMPLES
+from tests.cases.samples import sample
 
 
 def two_nodes() -> Cluster:
@@ -62,9 +60,9 @@ def travelling_plans_of(problem: Problem) -> list[Plan]:
 
 def main(jobs: int = 3, passes: int = 5) -> None:
     cluster = two_nodes()
-    for sample, plans_for in (("alpha", tiered_plans_of), ("beta", travelling_plans_of)):
-        model = read_model(SAMPLES / f"tiny-moe-{sample}.json")
-        trace = read_workload(SAMPLES / "tiny-moe" / f"{sample}-code.npz", num_experts=model.experts)
+    for name, plans_for in (("alpha", tiered_plans_of), ("beta", travelling_plans_of)):
+        model = read_model(SAMPLES / f"tiny-moe-{name}.json")
+        trace = sample(f"{name}-code")
         plans = tuple(plans_for(make_problem(trace, cluster, model, Datasheet())))
         print(f"\n{cluster.name}, {trace.name}")
         launch = Launch(plans, trace, model, cluster, on="testbed", ranks=4, scale=9000.0, repeats=passes)
@@ -72,46 +70,19 @@ def main(jobs: int = 3, passes: int = 5) -> None:
 
 
 def measure(launch: PreparedLaunch, jobs: int) -> None:
-    """Run a launch so often, and print every job and how far its plans were from their predictions."""
+    """Run a launch so often, and print how far its plans were from their predictions."""
     for check in launch.checks:
         print(f"{check.name}: {check.text}")
-    factors = {plan.name: [] for plan in launch.plans}
+    row = columns({"order": "32", "predicted": "10", "measured": "10", "ratio": "6.3f"})
     for job in range(jobs):
         before = load()
         with tempfile.TemporaryDirectory() as folder:
             run = run_here(launch, Path(folder) / "run", never, silent)
-        source = run.runs[0].predicted.cost_source
-        print(f"\njob {job + 1} of {jobs}, load {before} before and {load()} after; {source}")
-        show(run)
-        for plan_run in run.runs:
-            factors[plan_run.plan.name].append(float(np.median(plan_run.totals)) / plan_run.predicted.total)
-    print("\nmeasured / predicted of every job")
-    for name, each in factors.items():
-        print(f"  {name:32} {'  '.join(f'{factor:.3f}' for factor in each)}")
-    worst = max((abs(factor - 1) for each in factors.values() for factor in each), default=0.0)
-    print(f"furthest from its prediction: {worst:.1%}")
-
-
-def show(run: Run) -> None:
-    """The table of one job."""
-    rows = []
-    for plan_run in run.runs:
-        median, laid = float(np.median(plan_run.totals)), compare(plan_run.predicted, plan_run.measured)
-        network = laid.by_kind.set_index("kind").loc[["dispatch", "combine"], ["predicted", "measured"]].sum()
-        rows.append(
-            [
-                plan_run.plan.name,
-                seconds(plan_run.predicted.total),
-                seconds(median),
-                ratio(median / plan_run.predicted.total),
-                f"{seconds(min(plan_run.totals))} to {seconds(max(plan_run.totals))}",
-                ratio(network["measured"] / network["predicted"]),
-                ratio(laid.waiting / laid.predicted_waiting),
-            ]
-        )
-    header = ["order", "predicted", "measured", "ratio", "passes", "network alone", "meetings alone"]
-    print(table(header, rows))
-    print("\n".join(prefer(run.runs).lines))
+        print(f"job {job + 1} of {jobs}, load {before} before and {load()} after; {run.runs[0].predicted.cost_source}")
+        for each in run.runs:
+            total, median = each.predicted.total, float(np.median(each.totals))
+            row(each.plan.name, seconds(total), seconds(median), median / total)
+        print("\n".join(prefer(run.runs).lines))
 
 
 def load() -> str:

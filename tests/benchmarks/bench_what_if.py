@@ -120,8 +120,8 @@ def measure(trace: RoutingTrace, two: bool, count: int, port: int) -> list[list[
 def main(count: int = 20) -> None:
     trace = synthetic(MODEL, RECIPE)
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["SWITCHYARD_DATA"] = folder
-        with studio(Path(folder)) as (port, _):
+        os.environ["SWITCHYARD_DATA"] = f"{folder}/data"
+        with studio(Path(folder) / "data") as (port, _):
             rows = [row for two in (False, True) for row in measure(trace, two, count, port)]
     print(table(["", "alone", f"median of {count} at once"], rows))
 
