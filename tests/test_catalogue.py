@@ -23,10 +23,10 @@ from engine.cluster import Cluster
 from engine.compare.synthetic import Recipe
 from engine.errors import InputError
 from engine.formats.packaged import packaged_config, packaged_model, packaged_models
-from engine.model import MoEModel
-from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix
+from engine.workload import ExpertLoad, TrafficMatrix
 from tests.cases.cli import SAMPLES
 from tests.cases.refusals import refusal
+from tests.cases.samples import sample, sample_model
 from tests.costs.silicon import needs_tables
 from tests.strategies import make_model
 
@@ -211,19 +211,9 @@ def test_models_of_identical_sizes_are_one_and_others_are_not_and_a_traffic_matr
 RECORDINGS = sorted(path.stem for path in SAMPLES.glob("tiny-moe/*.npz"))
 
 
-def recorded(name: str) -> RoutingTrace:
-    with np.load(SAMPLES / "tiny-moe" / f"{name}.npz") as arrays:
-        return RoutingTrace(name, arrays["experts"], 16, arrays["sequence"])
-
-
-def model_of(name: str) -> MoEModel:
-    path = SAMPLES / f"tiny-moe-{name.partition('-')[0]}.json"
-    return MoEModel.from_json(path.read_bytes(), path.name)
-
-
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_recording(name):
-    trace, model = recorded(name), model_of(name)
+    trace, model = sample(name), sample_model(name.partition("-")[0], 8)
     assert trace.experts.dtype == np.int16
     assert trace.experts.min() >= 0 and trace.experts.max() < 16
     model.check_recording(trace.layers, trace.num_experts, trace.k, name)
@@ -239,7 +229,7 @@ def test_samples_are_those_of_the_catalogue():
     cluster = Cluster.from_json((SAMPLES / "mixed-8.json").read_bytes(), "mixed-8.json")
     assert cluster == cluster_presets()["mixed-8"].cluster
     for name in ("alpha", "beta"):
-        assert model_of(name) == model_presets()[f"tiny-moe-{name}"].model
+        assert sample_model(name, 8) == model_presets()[f"tiny-moe-{name}"].model
 
 
 def test_the_readmes_recipe_makes_the_traffic_again(tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ import sqlite3
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -55,8 +56,7 @@ def at_every_point(root: Path, how: How, work: Callable[[Said], None], look: Cal
             except (InputError, OSError):
                 assert how in REFUSALS
         failed = disk.failed
-        for is_kept in said:
-            is_kept()
+        assert all(is_kept() for is_kept in said)
         look()
     assert at > 1, "there was no point at all"
 
@@ -71,11 +71,11 @@ def test_recordings_and_documents_are_there_or_not(how: How, own_data_folder: Pa
 
     def work(said: Said) -> None:
         digest = store.save_workload(TRACE)
-        said.append(lambda: np.testing.assert_array_equal(store.load_workload(digest).experts, TRACE.experts))
+        said.append(lambda: np.array_equal(store.load_workload(digest).experts, TRACE.experts))
         store.save_document(CLUSTER)
-        said.append(lambda: _equal(store.load_document(type(CLUSTER), CLUSTER.digest), CLUSTER))
+        said.append(lambda: store.load_document(type(CLUSTER), CLUSTER.digest) == CLUSTER)
         kept = store.save_config(config)
-        said.append(lambda: _equal(store.config_path(kept).read_text(), config.read_text()))
+        said.append(lambda: store.config_path(kept).read_text() == config.read_text())
 
     def look() -> None:
         if store.has_workload(TRACE.digest):
@@ -87,10 +87,6 @@ def test_recordings_and_documents_are_there_or_not(how: How, own_data_folder: Pa
         assert store.save_workload(TRACE) == TRACE.digest  # and the failed step can be done again
 
     at_every_point(own_data_folder, how, work, look)
-
-
-def _equal(one: object, other: object) -> None:
-    assert one == other
 
 
 @every_way
@@ -128,29 +124,13 @@ def _stored() -> int:
     return 0 if text is None else read(text)[0].choices["what-if-noise"]
 
 
-class _AtOnce:
-    """Stands for a thread."""
-
-    def __init__(self, target, args, **about) -> None:
-        self.start = lambda: target(*args)
-
-
-class _Gone:
-    """Stands for a worker that has come to its end already; 4194305 is nobody's process id."""
-
-    pid = 4194305
-
-    def wait(self) -> int:
-        return 0
-
-    kill = wait
-
-
 @every_way
 def test_what_a_job_kept_and_finished_outlives_everything(how: How, own_data_folder: Path, monkeypatch) -> None:
     root = own_data_folder
-    monkeypatch.setattr(runner, "_spawn", lambda module, folder: _Gone())
-    monkeypatch.setattr(runner.threading, "Thread", _AtOnce)
+    # A worker that has come to its end already; 4194305 is nobody's process id.
+    gone = SimpleNamespace(pid=4194305, wait=lambda: 0, kill=lambda: 0)
+    monkeypatch.setattr(runner, "_spawn", lambda module, folder: gone)
+    monkeypatch.setattr(runner.threading, "Thread", lambda target, args, **_: SimpleNamespace(start=lambda: target(*args)))
     monkeypatch.setattr(runner, "kill", lambda *_: None)
     monkeypatch.setattr(queue, "STARTING_LIMIT", 0)
     reached_by = {"kept": 0, "finished": False}
@@ -158,7 +138,7 @@ def test_what_a_job_kept_and_finished_outlives_everything(how: How, own_data_fol
     def work(said: Said) -> None:
         reached_by.update(kept=0, finished=False)
         job = runner.start("count", {"steps": 3}, root)
-        said.append(lambda: _equal(job.request.arguments, {"steps": 3}))
+        said.append(lambda: job.request.arguments == {"steps": 3})
         context = Context(job.folder)
         for reached in (1, 2, 3):
             context.report(reached / 3, f"step {reached}")
@@ -234,8 +214,8 @@ def test_the_bookkeeping_of_a_launch_can_be_read_at_any_moment(how: How, tmp_pat
 
     def work(said: Said) -> None:
         write_instructions(folder, instructions, [TRACE])
-        said.append(lambda: _equal(read_instructions(folder)[0], instructions))
-        said.append(lambda: np.testing.assert_array_equal(read_instructions(folder)[1][0].experts, TRACE.experts))
+        said.append(lambda: read_instructions(folder)[0] == instructions)
+        said.append(lambda: np.array_equal(read_instructions(folder)[1][0].experts, TRACE.experts))
         logs = RankLogs(folder, 2)
         for done in (0.5, 1.0):
             logs.progress(0, RankProgress(done=done, message=f"at {done}", time=0.0))
@@ -275,17 +255,16 @@ def test_a_transaction_is_kept_whole_or_not_at_all(tmp_path: Path) -> None:
         said: Said = []
         try:
             saved = team.save_plan(db, room, plan_of(), "Ana")
-            said.append(lambda db=db, saved=saved: _equal(team.find_saved(db, saved.number), saved))
+            said.append(lambda db=db, saved=saved: team.find_saved(db, saved.number) == saved)
             review = team.open_review(db, saved.number, "Shall we?", "Ana")
-            said.append(lambda db=db, review=review: _equal(team.find_review(db, review.id).question, "Shall we?"))
+            said.append(lambda db=db, review=review: team.find_review(db, review.id).question == "Shall we?")
             team.decide(db, review.id, "approved", "", "Ben", seen=0)
-            said.append(lambda db=db, review=review: _equal(team.find_review(db, review.id).state, "approved"))
+            said.append(lambda db=db, review=review: team.find_review(db, review.id).state == "approved")
         except InputError as error:
             assert "interrupted" in str(error)
             interrupted = True
         raw.set_progress_handler(None, 0)
-        for is_kept in said:
-            is_kept()
+        assert all(is_kept() for is_kept in said)
         _looks_whole(_as_killed(path), room)
         db.close()
     assert at > 1

@@ -30,15 +30,6 @@ FAMILIES = {
 DENSE_FIRST = ("Qwen3Moe", "DeepseekV2", "DeepseekV3")
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Models this small lose far more to waiting threads than they gain."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def build(family: str) -> nn.Module:
     torch.manual_seed(0)
     config = getattr(transformers, f"{family}Config")(**{**COMMON, **FAMILIES[family]})

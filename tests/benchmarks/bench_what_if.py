@@ -1,14 +1,12 @@
 """The What-if page at 64 GPUs: `python -m tests.benchmarks.bench_what_if [SESSIONS]` (default 20).
 
 DeepSeek-R1 on eight nodes of eight H100 as in `bench_scale`, one model and two, every session with a recording of its own. For
-one session alone and for all at once: how long the first look at the page takes, and how long a slider. Meanwhile a bystander
-looks at the Cluster page again and again.
+one session alone and for all at once: how long the first look at the page takes, and how long a slider.
 """
 
 import os
 import sys
 import tempfile
-import threading
 import time
 from contextlib import ExitStack
 from dataclasses import replace
@@ -83,36 +81,19 @@ def stored(trace: RoutingTrace, number: int, two: bool) -> str:
     return token
 
 
-def bystander(session: Visitor, ended: threading.Event) -> list[float]:
-    """The time of the Cluster page, again and again."""
-    took = []
-    while not ended.is_set():
-        session.run("cluster")
-        took.append(session.times["cluster"])
-        time.sleep(0.1)
-    return took
-
-
 def measure(trace: RoutingTrace, two: bool, count: int, port: int) -> list[list[str]]:
     with ExitStack() as open:
-        visitors = [Visitor(port, number, open, stored(trace, number, two)) for number in range(count + 2)]
-        alone, watching, *others = visitors
+        alone, *others = [Visitor(port, number, open, stored(trace, number, two)) for number in range(count + 1)]
         alone.look()
         for _ in range(3):  # by then the worker processes of the studio have started
             time.sleep(2)
             alone.move()
-        rows, ended, took = [], threading.Event(), []
-        thread = threading.Thread(target=lambda: took.extend(bystander(watching, ended)))
-        thread.start()
+        rows = []
         for act, name in ((Visitor.look, FIRST), (Visitor.move, MOVED)):
             at_once(others, act)
             label = f"{'two models' if two else 'one model'}, {name}"
             rows.append([label, seconds(alone.times[name]), times(others, name)])
-        ended.set()
-        thread.join()
-        meanwhile = f"{seconds(float(np.median(took)))}, slowest {seconds(max(took))}"
-        rows.append(["  meanwhile the Cluster page", "", meanwhile])
-        faults = [f"{visitor.number}: {fault}" for visitor in visitors for fault in visitor.faults]
+        faults = [f"{visitor.number}: {fault}" for visitor in (alone, *others) for fault in visitor.faults]
         print("\n".join(faults), file=sys.stderr)
     return rows
 
