@@ -1,4 +1,4 @@
-"""Lina's estimates and two-phase scheduling, in the paper's tables: `python -m tests.benchmarks.bench_lina [GPUS …]`.
+"""Lina's two-phase scheduling, as in the paper's table 5: `python -m tests.benchmarks.bench_lina [GPUS …]`.
 
 By default on 16 and 8 GPUs. The recordings are the sample ones: 8 layers of 16 experts, one expert per token. They stand in for
 the paper's models on the paper's testbed: hidden and inner width 512 and 2048 (they give the 419 M parameters of its 12 layers
@@ -17,7 +17,7 @@ from engine.catalogue import cluster_presets, model_presets
 from engine.cluster import Cluster
 from engine.costs import Datasheet
 from engine.problem import Problem
-from engine.simulate.two_phase import SCHEMES, TwoPhaseOptions, two_phase
+from engine.simulate.two_phase import TwoPhaseOptions, two_phase
 from engine.workload import RoutingTrace
 from tests.benchmarks.shared import columns, timed
 from tests.cases.samples import sample
@@ -67,22 +67,11 @@ def scheduling(gpus: int) -> None:
         problem = Problem(shuffled(test, OPTIONS.batch_tokens), cluster, model, Datasheet())
         formats = {"Lina": "34", "median": "7.2f", "95th": "7.2f", "tuned": "6.1%", "right as a set": "14.1%"}
         row = columns(formats | {"in order": "8.1%", "seconds": "7.2f"}, f"{name} on {gpus} GPUs: inference over ideal")
-        results = {}
         for label, change in CHANGES.items():
-            results[label], seconds = timed(two_phase, problem, train, replace(OPTIONS, **change))
-            figures, result = results[label].figures("lina"), results[label]
+            result, seconds = timed(two_phase, problem, train, replace(OPTIONS, **change))
+            figures = result.figures("lina")
             right = (result.fine_tuning_rate, result.accuracy(), result.accuracy("order"))
             row(label, figures.median_inference, figures.tail_inference, *right, seconds)
-        heads = ("inference", "95th", "layer", "95th ", "all-to-all", "95th  ")
-        row = columns({"Figures 16 to 18": "24"} | dict.fromkeys(heads, "10.2f") | {"ms waited": "9.1f"}, "over ideal")
-        result = results["path length 3"]
-        for scheme in SCHEMES:
-            f = result.figures(scheme)
-            figures = (f.median_inference, f.tail_inference, f.median_layer, f.tail_layer, f.median_all_to_all)
-            row(scheme, *figures, f.tail_all_to_all, f.waiting * 1e3)
-        layers = " ".join("-" if np.isnan(right) else f"{right:.2f}" for right in result.accuracy_of_layer())
-        ideal = np.median(result.inference_seconds("ideal")) * 1e3
-        print(f"Figure 19: right by layer {layers}; ideal takes {ideal:.0f} ms", flush=True)
 
 
 if __name__ == "__main__":

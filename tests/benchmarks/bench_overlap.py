@@ -3,28 +3,20 @@
 `python -m tests.benchmarks.bench_overlap [priority | degree | partition …]`: all three unless some are named.
 """
 
-import time
-
 import numpy as np
 
-from engine.overlap.operator_axes import latest_last, range_problem
+from engine.overlap.operator_axes import latest_last
 from engine.overlap.partition import partition
-from engine.overlap.partition_axes import count_axes, partition_axes
 from engine.overlap.pipeline_degree import pipeline_degree
 from engine.overlap.pipemoe_printed import pipemoe_printed
 from engine.overlap.stage_pipeline import ChainInstance, overlap_bound
-from engine.reproduce.lina import BUCKET, MS
 from engine.reproduce.pipemoe import table_iv
-from engine.simulate.priority import schedule_network
 from engine.simulate.streams import ALL_REDUCE, ALL_TO_ALL, COMPUTE, POLICIES, Tasks, run_streams
 from tests.benchmarks.shared import columns, run_parts, timed
 from tests.cases.pipemoe import GPUS
 from tests.oracles.order_search import best_order_seconds, range_seconds
 
 TASKS, GROUPS = 10_000, 4
-LAYERS, PERIOD = 24, 30 * MS
-OVERHEAD = 0.764 * MS / 5
-"""Lina, section 4.2: 764 us for the five micro-ops of Figure 8a."""
 
 
 def random_step(tasks: int, groups: int) -> Tasks:
@@ -44,16 +36,6 @@ def priority() -> None:
     for policy in POLICIES:
         (_, end), seconds = timed(run_streams, tasks, policy)
         print(f"{TASKS} tasks x {GROUPS} groups, {policy:<8} {seconds:6.3f} s, makespan {end.max():.1f} s", flush=True)
-    rng = np.random.default_rng(1)
-    alltoall = np.array([[layer * PERIOD + at * MS, 7.6 * MS] for layer in range(LAYERS) for at in (5.7, 14.9)])
-    allreduce = np.array([[layer * PERIOD + 4.1 * MS, BUCKET] for layer in range(LAYERS)])
-    allreduce[:, 0] += rng.uniform(-2, 2, LAYERS) * MS
-    print(f"\n{LAYERS} layers, overhead {OVERHEAD / MS:.3f} ms per micro-op: total waiting of all-to-alls, ms")
-    for policy, micro_op in (("fair", None), ("fifo", None), ("priority", None), ("priority", 1.6 * MS)):
-        result = schedule_network(alltoall, allreduce, micro_op, OVERHEAD, policy)
-        size = "uncut" if micro_op is None else f"{micro_op / MS:.1f} ms"
-        waiting = f"{result.objective / MS:8.2f} (bound {result.bound / MS:.2f})"
-        print(f"{policy:<8} {size:<6} {waiting}  {result.runtime:.4f} s")
 
 
 def degree() -> None:
@@ -102,24 +84,13 @@ def operator_partition() -> None:
     print("\nstage-major order over the best one, stages of random lengths")
     rng = np.random.default_rng(0)
     for stages, parts in ((3, 3), (5, 2), (5, 3), (9, 2), (9, 3), (15, 2), (15, 3), (21, 2)):
-        ratios, start, count = [], time.perf_counter(), 100 if stages < 9 else 10
-        for _ in range(count):
-            seconds = rng.random(stages)
+        ratios, spent = [], 0.0
+        for seconds in rng.random((10, stages)):
             cut = ChainInstance(np.arange(stages) % 2 == 1, np.repeat(seconds[:, None], parts, axis=1))
-            ratios.append(range_seconds(cut, 0, stages - 1, parts) / best_order_seconds(seconds.tolist(), parts))
-        spent = (time.perf_counter() - start) / count
+            best, took = timed(best_order_seconds, seconds.tolist(), parts)
+            ratios.append(range_seconds(cut, 0, stages - 1, parts) / best)
+            spent += took / 10
         print(f"{stages:3} stages, {parts} parts: mean {np.mean(ratios):.4f}, largest {max(ratios):.4f}, {spent:.4f} s")
-    print("\naxes of a whole forward pass, and every start's latest end")
-    for layers in (12, 48):
-        kinds = TWO_LAYERS * (layers // 2)
-        problem = range_problem(kinds)
-        axes = partition_axes(problem)
-        solutions, counting = timed(count_axes, problem)
-        _, ends = timed(latest_last, kinds, "batch-prioritised")
-        print(
-            f"{len(kinds)} operators: found in {axes.runtime:.3f} s, {solutions} counted in {counting:.3f} s, "
-            f"ends of a batch-prioritised gate in {ends:.3f} s"
-        )
 
 
 if __name__ == "__main__":

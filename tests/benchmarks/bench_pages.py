@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlencode
 
-import psutil
-
 from engine.cli.output import table
 from engine.jobs import runner
 from engine.plan import Plan
@@ -58,12 +56,9 @@ def prepare(folder: Path, gpus: int | None) -> Kept:
         session.press("", "Open the sample")
         if gpus:
             session.run("cluster")
-            session.upload(
-                "cluster", labelled(session, "A cluster file"), {"cluster.json": cluster_of(gpus).to_json().encode()}
-            )
+            session.upload("cluster", "A cluster file", {"cluster.json": cluster_of(gpus).to_json().encode()})
             session.run("")
-            files = {"r1.npz": routing_log(), "r1.json": MODEL.to_json().encode()}
-            session.upload("", labelled(session, "Routing logs"), files)
+            session.upload("", "Routing logs", {"r1.npz": routing_log(), "r1.json": MODEL.to_json().encode()})
         session.run("optimise")
         for label, ticked in list(session.ticked.items()) if gpus else ():
             if label.startswith("**") and ticked != any(system in label for system in SHORT_SYSTEMS):
@@ -91,18 +86,18 @@ def save(job: runner.Job) -> str:
 
 
 def visit(folder: Path, kept: Kept, page: str) -> tuple[Times, Times]:
-    """The first visit of a page after a restart, and drawing it again. Somebody with nothing open was there before: a process's
-    very first page also pays for work done only once, which `first_page_cold` has."""
+    """Times of the first visit of a page after a restart, and of drawing it again. Somebody with nothing open was there before:
+    a process's very first page also pays for work done only once, which `first_page_cold` has."""
     with studio(folder, warm_address()) as (port, server), ExitStack() as open:
         Session(port, 0, open)
-        before = cpu_of(server)
+        cpu = [sum(server.cpu_times()[:2])]
         session = Session(port, 0, open, kept.query_of(page), page, kept.pages)
-        first = session.times[page], cpu_of(server) - before
-        before = cpu_of(server)
+        first = session.times[page]
+        cpu.append(sum(server.cpu_times()[:2]))
         session.run(page)
-        again = session.times[page], cpu_of(server) - before
+        cpu.append(sum(server.cpu_times()[:2]))
         refuse(session)
-    return first, again
+    return (first, cpu[1] - cpu[0]), (session.times[page], cpu[2] - cpu[1])
 
 
 def refuse(session: Session) -> None:
@@ -110,16 +105,8 @@ def refuse(session: Session) -> None:
         raise RuntimeError("\n".join(session.faults))
 
 
-def labelled(session: Session, begin: str) -> str:
-    return next(label for label in session.widgets if label.startswith(begin))
-
-
 def warm_address() -> Path:
     return Path(os.environ[warm.ADDRESS])
-
-
-def cpu_of(server: psutil.Process) -> float:
-    return sum(server.cpu_times()[:2])
 
 
 def first_page_cold(folder: Path) -> float:

@@ -129,8 +129,9 @@ class Session:
         for label, ticked in self.ticked.items():
             state_of(message, self.widgets[label]).bool_value = ticked
 
-    def upload(self, page: str, label: str, files: dict[str, bytes]) -> None:
-        """Give files to an uploader as a browser does: ask where to, put them there, then say so."""
+    def upload(self, page: str, begin: str, files: dict[str, bytes]) -> None:
+        """Give files to the uploader whose label begins so, as a browser does: ask where to, put them there, then say so."""
+        (uploader,) = (widget for label, widget in self.widgets.items() if label.startswith(begin))
         self.http.get(f"{self.server}/_stcore/health", timeout=LIMIT)
         token = self.http.cookies["_streamlit_xsrf"]
         request = BackMsg()
@@ -147,7 +148,7 @@ class Session:
             answer.raise_for_status()
 
         def change(message: BackMsg) -> None:
-            state = state_of(message, self.widgets[label])
+            state = state_of(message, uploader)
             for place, (name, content) in zip(places, files.items(), strict=True):
                 info = state.file_uploader_state_value.uploaded_file_info.add()
                 info.file_id, info.name, info.size = place.file_id, name, len(content)
@@ -158,9 +159,8 @@ class Session:
     def open_own(self) -> None:
         """The sample with a recording and a cluster of this session's name."""
         self.press("", "Open the sample")
-        label = next(widget for widget in self.widgets if widget.startswith("Routing logs"))
         own = {f"ownrecording{self.number:02}.npz": recording(1 + self.number // 2)}
-        self.upload("", label, own | {f"owncluster{self.number:02}.json": cluster(self.number)})
+        self.upload("", "Routing logs", own | {f"owncluster{self.number:02}.json": cluster(self.number)})
 
     def visit(self) -> None:
         """Every page in turn; each that shows the session must name this session's recording and cluster."""
