@@ -1,7 +1,7 @@
 """The time of every page: `python -m tests.benchmarks.bench_pages [GPUS …]` (default 64 320).
 
-On the sample and on DeepSeek-R1's recording of `shared` for each number of GPUs, uploaded and with plans (of the default
-systems; for DeepSeek-R1 the linear placement and EPLB), one of them saved for the Review page. A page is the first that a
+On the sample and on DeepSeek-R1's recording of `shared` for each number of GPUs, with plans (of the default systems; for
+DeepSeek-R1 the linear placement and EPLB), one of them saved for the Review page. A page is the first that a
 process draws of the open inputs, with everything imported and nothing computed, as after a restart of the studio; then it is
 drawn again, as a click does. A browser's protocol is spoken over a real websocket; the browser's drawing is not in the
 figures. Wall time and, since it does not depend on other work of the machine, the server's CPU time, each the least of some
@@ -17,18 +17,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlencode
 
+from engine.catalogue import cluster_presets
 from engine.cli.output import table
-from engine.jobs import runner
-from engine.plan import Plan
+from engine.compare.synthetic import synthetic
+from engine.costs import Datasheet
+from engine.problem import make_problem
 from engine.store import team
 from engine.store.database import database
+from engine.store.problems import problem_arguments
+from engine.systems import systems_for
 from engine.units import seconds
 from tests import warm
-from tests.benchmarks.bench_sessions import Session, studio
-from tests.benchmarks.shared import MODEL, cluster_of, routing_log
+from tests.benchmarks.bench_sessions import Session, stored, studio
+from tests.benchmarks.shared import MODEL, RECIPE, cluster_of
+from tests.cases.samples import sample, sample_model
+from tests.cases.sessions import JOB, plan
 
 SIZES = (64, 320)
-SHORT_SYSTEMS = ("Linear placement", "EPLB")
 ATTEMPTS = 3
 
 Times = tuple[float, float]
@@ -49,40 +54,26 @@ class Kept:
 
 
 def prepare(folder: Path, gpus: int | None) -> Kept:
-    """A session with everything open, planned, and every page seen, so that all that is stored has been. gpus: for
-    DeepSeek-R1's recording; None: the sample by its default systems"""
+    """A session with plans, one of them saved for the team, and every page seen, so that all that is stored has been. gpus: for
+    DeepSeek-R1's recording; None: the sample"""
+    if gpus:
+        trace, cluster, model = synthetic(MODEL, RECIPE), cluster_of(gpus), MODEL
+    else:
+        trace, cluster, model = sample("alpha-code"), cluster_presets()["mixed-8"].cluster, sample_model("alpha", 8)
+    problem = make_problem(trace, cluster, model, Datasheet())
+    usual = [name for name, system in systems_for(problem).items() if system.preselected]
+    best = min(plan(problem, JOB, *(("linear", "eplb") if gpus else usual)), key=lambda plan: plan.claim.objective)
+    room = team.add_workspace(database(), "room", "bench").id
+    team.save_plan(database(), room, best, "bench", inputs=problem_arguments(problem))
+    query = stored("bench", [trace], cluster, model, plan_jobs=[JOB], plan=best.id)
     with studio(folder, warm_address()) as (port, _), ExitStack() as open:
-        session = Session(port, 0, open)
-        session.press("", "Open the sample")
-        if gpus:
-            session.run("cluster")
-            session.upload("cluster", "A cluster file", {"cluster.json": cluster_of(gpus).to_json().encode()})
-            session.run("")
-            session.upload("", "Routing logs", {"r1.npz": routing_log(), "r1.json": MODEL.to_json().encode()})
-        session.run("optimise")
-        for label, ticked in list(session.ticked.items()) if gpus else ():
-            if label.startswith("**") and ticked != any(system in label for system in SHORT_SYSTEMS):
-                session.tick("optimise", label, not ticked)
-        session.press("optimise", "Run")
-        job = runner.jobs(folder, "optimise")[0]
-        if runner.wait(job, 600) is not runner.State.DONE:
-            raise RuntimeError(job.log_tail())
-        session.run("optimise")
-        kept = Kept(session.query, save(job), dict(session.pages))
+        session = Session(port, 0, open, query)
+        kept = Kept(query, best.id, session.pages)
         for page in kept.pages:
             session.query = kept.query_of(page)
             session.run(page)
         refuse(session)
     return kept
-
-
-def save(job: runner.Job) -> str:
-    """Save the fastest plan of a job for the team; its id."""
-    plans = [Plan.from_dict(candidate["plan"], "plan") for candidate in job.result["candidates"]]
-    plan = min(plans, key=lambda plan: plan.claim.objective)
-    inputs = {name: value for name, value in job.request.arguments.items() if name != "systems"}
-    workspace = team.add_workspace(database(), job.id, "bench")
-    return team.save_plan(database(), workspace.id, plan, "bench", inputs=inputs).plan
 
 
 def visit(folder: Path, kept: Kept, page: str) -> tuple[Times, Times]:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -26,9 +27,15 @@ from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
 from streamlit.proto.WidgetStates_pb2 import WidgetState
 from websockets.sync.client import connect
 
+from app.state.stored import Session as Opened
+from app.state.stored import write
+from engine import store
 from engine.cli.output import table
+from engine.cluster import Cluster
 from engine.formats import read_cluster
+from engine.model import MoEModel
 from engine.units import seconds, size
+from engine.workload import RoutingTrace
 from tests.browser.conftest import free_port, studios
 from tests.cases.cli import SAMPLES
 
@@ -52,7 +59,6 @@ class Session:
         self.http = requests.Session()
         self.pages = dict(pages or {})
         self.widgets: dict[str, str] = {}
-        self.ticked: dict[str, bool] = {}
         self.known: dict[str, bytes] = {}
         self.sent: list[bytes] = []
         self.query, self.session, self.times, self.faults = query, "", {}, []
@@ -108,26 +114,11 @@ class Session:
         kind = element.WhichOneof("type")
         if kind == "exception" or (kind == "alert" and element.alert.format == element.alert.ERROR):
             self.faults.append(str(element)[:300])
-        if kind in ("button", "checkbox", "file_uploader"):
+        if kind in ("button", "file_uploader", "slider"):
             self.widgets[getattr(element, kind).label] = getattr(element, kind).id
-        if kind == "checkbox":
-            self.ticked.setdefault(element.checkbox.label, element.checkbox.default)
 
     def press(self, page: str, label: str) -> None:
-        def change(message: BackMsg) -> None:
-            self._send_ticks(message)
-            state_of(message, self.widgets[label]).trigger_value = True
-
-        self.run(page, change)
-
-    def tick(self, page: str, label: str, ticked: bool) -> None:
-        """Set a checkbox. A browser sends the state of all of them each time; so does this, for those of the page."""
-        self.ticked[label] = ticked
-        self.run(page, self._send_ticks)
-
-    def _send_ticks(self, message: BackMsg) -> None:
-        for label, ticked in self.ticked.items():
-            state_of(message, self.widgets[label]).bool_value = ticked
+        self.run(page, lambda message: setattr(state_of(message, self.widgets[label]), "trigger_value", True))
 
     def upload(self, page: str, begin: str, files: dict[str, bytes]) -> None:
         """Give files to the uploader whose label begins so, as a browser does: ask where to, put them there, then say so."""
@@ -175,6 +166,15 @@ class Session:
 def state_of(message: BackMsg, widget: str) -> WidgetState:
     """A new state of a widget in a message."""
     return message.rerun_script.widget_states.widgets.add(id=widget)
+
+
+def stored(token: str, recordings: list[RoutingTrace], cluster: Cluster, model: MoEModel, **more: Any) -> str:
+    """Put a session into the data folder; returns the query of its address. recordings: of the model, the first one open; more:
+    further fields"""
+    names = {store.save_workload(recording): recording.name for recording in recordings}
+    about = {"workloads": names, "workload": next(iter(names)), "model_of": dict.fromkeys(names, model)}
+    store.save_session(token, write(Opened(**about, cluster=cluster, model=model, **more)))
+    return f"session={token}"
 
 
 def recording(variant: int) -> bytes:

@@ -14,17 +14,14 @@ from pathlib import Path
 
 import numpy as np
 from streamlit.proto.BackMsg_pb2 import BackMsg
-from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
 
-from app.state.stored import Session as Opened
-from app.state.stored import write
 from app.what_if.live import FASTER
 from engine import store
 from engine.cli.output import table
 from engine.compare.synthetic import synthetic
 from engine.units import ratio, seconds
 from engine.workload import RoutingTrace
-from tests.benchmarks.bench_sessions import Session, at_once, state_of, studio, times
+from tests.benchmarks.bench_sessions import Session, at_once, state_of, stored, studio, times
 from tests.benchmarks.shared import MODEL, RECIPE, cluster_of
 
 GPUS = 64
@@ -35,16 +32,7 @@ FIRST, MOVED = "first look", "a slider"
 class Visitor(Session):
     """A browser at the address of a stored session."""
 
-    def __init__(self, port: int, number: int, open: ExitStack, token: str) -> None:
-        self.sliders: dict[str, str] = {}
-        super().__init__(port, number, open, f"session={token}")
-        self.position = FASTER.index(1.0)
-
-    def look_at(self, message: ForwardMsg) -> None:
-        super().look_at(message)
-        element = message.delta.new_element
-        if element.WhichOneof("type") == "slider":
-            self.sliders[element.slider.label] = element.slider.id
+    position = FASTER.index(1.0)
 
     def look(self) -> None:
         self.run(PAGE)
@@ -55,35 +43,24 @@ class Visitor(Session):
         self.position += 1
 
         def change(message: BackMsg) -> None:
-            state = state_of(message, self.sliders[SLIDER])
+            state = state_of(message, self.widgets[SLIDER])
             state.string_array_value.data.append(ratio(FASTER[self.position]))
 
         self.run(PAGE, change)
         self.times[MOVED] = self.times[PAGE]
 
 
-def stored(trace: RoutingTrace, number: int, two: bool) -> str:
-    """Put a session with these recordings into the data folder; returns its token."""
-    # The same tokens in another order: recordings of their own, as hard as the first.
+def opened(trace: RoutingTrace, number: int, two: bool) -> str:
+    """The same tokens in another order: recordings of their own, as hard as the first."""
     turns = (number + 1, -number - 1)[: 1 + two]
     own = [replace(trace, name=f"log {by}", experts=np.roll(trace.experts, by, axis=0)) for by in turns]
-    digests = [store.save_workload(recording) for recording in own]
-    opened = Opened(
-        workloads={digest: recording.name for digest, recording in zip(digests, own, strict=True)},
-        workload=digests[0],
-        cluster=cluster_of(GPUS),
-        model=MODEL,
-        model_of=dict.fromkeys(digests, MODEL),
-        second=digests[1] if two else None,
-    )
-    token = f"visitor-{'two' if two else 'one'}-{number}"
-    store.save_session(token, write(opened))
-    return token
+    second = {"second": store.save_workload(own[1])} if two else {}
+    return stored(f"visitor-{'two' if two else 'one'}-{number}", own, cluster_of(GPUS), MODEL, **second)
 
 
 def measure(trace: RoutingTrace, two: bool, count: int, port: int) -> list[list[str]]:
     with ExitStack() as open:
-        alone, *others = [Visitor(port, number, open, stored(trace, number, two)) for number in range(count + 1)]
+        alone, *others = [Visitor(port, number, open, opened(trace, number, two)) for number in range(count + 1)]
         alone.look()
         for _ in range(3):  # by then the worker processes of the studio have started
             time.sleep(2)

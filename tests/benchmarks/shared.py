@@ -4,7 +4,6 @@ The recording is made by the studio's own generator (skew 0.6, affinity 0.3, see
 experts, top-8. Nodes have links of 450 GB/s and ports of 50 GB/s.
 """
 
-import io
 import json
 import re
 import subprocess
@@ -14,11 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-
 from engine.catalogue import gpu, model_presets
 from engine.cluster import Cluster, Node
-from engine.compare.synthetic import Recipe, synthetic
+from engine.compare.synthetic import Recipe
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 """Public recordings, where they are here."""
@@ -78,11 +75,3 @@ def cluster_of(gpus: int) -> Cluster:
         Node(name=f"node {index}", gpus=(card,) * 8, link_bandwidth=450e9, link_latency=2e-6) for index in range(gpus // 8)
     )
     return Cluster(name=f"{gpus} H100", nodes=nodes, latency=5e-6)
-
-
-def routing_log() -> bytes:
-    """The recording as a file (npz)."""
-    trace = synthetic(MODEL, RECIPE)
-    file = io.BytesIO()
-    np.savez_compressed(file, experts=trace.experts, sequence=trace.sequence)
-    return file.getvalue()
