@@ -6,19 +6,17 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from engine.compare.figures import metrics
-from engine.costs import Datasheet
 from engine.errors import InputError
-from engine.network import off_diagonal
 from engine.plan import Placement, Plan, Travel
 from engine.problem import Problem, make_problem
 from engine.simulate import simulate
 from engine.simulate.work import Load, works_of
-from engine.workload import ExpertLoad, RoutingTrace, Workload
+from engine.timeline import balancedness
+from engine.workload import ExpertLoad
 from tests.cases.examples import tried
 from tests.cases.plans import plan_of
-from tests.cases.samples import in_nodes
 from tests.oracles.plans import check_plan, rows_of_layer
-from tests.strategies import make_model, placements, problems
+from tests.strategies import placements, problems
 
 UNITS = st.sampled_from(("gpu", "node"))
 
@@ -46,36 +44,18 @@ def test_rows_work_and_seconds_agree_with_a_reading_that_tries_every_way(case):
     assert simulate(plan, problem).total == pytest.approx(check_plan(plan, problem), rel=1e-9)
 
 
-def in_two_nodes(workload: Workload) -> Problem:
-    return make_problem(workload, in_nodes(4, 2, 8e6), make_model(1, 16, 2), Datasheet())
-
-
-def paired() -> tuple[Problem, Placement]:
-    """Pairs of experts that fire together: expert e with e + 8, which is on another node and has a copy on the node of e."""
-    rng = np.random.default_rng(2)
-    first = rng.integers(0, 8, (800, 1))
-    trace = RoutingTrace("pairs", np.stack([first, first + 8], axis=2).astype(np.int16), 16)
-    rows = tuple(tuple(range(4 * gpu, 4 * gpu + 4)) for gpu in range(4))
-    spare = tuple(rows[gpu] + tuple(expert + 8 for expert in rows[gpu] if expert < 8) for gpu in range(4))
-    return in_two_nodes(trace), Placement(experts=16, experts_of_gpu=(spare,), model_layers=(0,))
-
-
-@pytest.mark.parametrize("unit", ["gpu", "node"])
-def test_copies_save_rows_where_each_token_chooses_them(unit):
-    problem, placement = paired()
-    fewest, in_turn = (plan_of(placement, travel=Travel(unit=unit, replicas=way)) for way in ("fewest", None))
-    rows = [metrics(plan, problem).rows for plan in (fewest, in_turn)]
-    assert rows[0] < 0.8 * rows[1]
-    (work,) = works_of(fewest, problem)
-    assert off_diagonal(work.dispatch[0]).sum() < off_diagonal(works_of(in_turn, problem)[0].dispatch[0]).sum()
-    balanced = [metrics(plan, problem).balancedness for plan in (fewest, in_turn)]
-    assert balanced[0] != balanced[1], "the load follows the tokens that are served"
-    # Loads have no tokens that choose.
-    loads = in_two_nodes(ExpertLoad("loads", problem.workload.load, problem.model.moe_layers))
-    chosen, turns = (works_of(plan, loads)[0] for plan in (fewest, in_turn))
+@tried(60, placed())
+def test_balance_follows_the_tokens_that_are_served_and_loads_have_none_that_choose(case):
+    problem, plan = case
+    served = Load(problem, plan.placement, plan.travel).served.sum(axis=1)
+    assert metrics(plan, problem).balancedness == pytest.approx(balancedness(served).mean())
+    recorded = ExpertLoad("loads", problem.workload.load, problem.model.moe_layers)
+    loads = make_problem(recorded, problem.cluster, problem.model, problem.cost)
+    in_turn = plan.with_parts(travel=plan.travel.model_copy(update={"replicas": None}))
+    (chosen,), (turns,) = works_of(plan, loads), works_of(in_turn, loads)
     assert np.array_equal(chosen.dispatch, turns.dispatch)
     assert all(np.array_equal(chosen.compute[kind], turns.compute[kind]) for kind in chosen.compute)
-    assert "estimated" in loads.source_of_times(fewest.travel)
+    assert "estimated" in loads.source_of_times(plan.travel)
 
 
 def test_who_chooses_is_said_and_kept_out_of_plans_from_before():

@@ -27,13 +27,8 @@ from engine.workload import RoutingTrace
 from tests import everything
 
 ROOT = Path(__file__).parent.parent
-PAGES = [
-    ROOT / "README.md",
-    ROOT / "CONTRIBUTING.md",
-    ROOT / "SECURITY.md",
-    ROOT / "sample_traces" / "README.md",
-    *sorted(ROOT.glob("docs/**/*.md")),
-]
+FIRST = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "sample_traces/README.md")
+PAGES = [*(ROOT / name for name in FIRST), *sorted(ROOT.glob("docs/**/*.md"))]
 PICTURES = ROOT / "docs" / "pictures"
 MOST_PICTURE_BYTES = 150_000
 
@@ -123,14 +118,9 @@ def run(command: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[in
     piped = PIPED.fullmatch(command)
     words = shlex.split(piped[2] if piped else command)
     if command.startswith(IN_PROCESSES) or words[0] != "python" or {"|", ">"} & set(words):
-        done = subprocess.run(
-            ["bash", "-o", "pipefail", "-c", command],
-            cwd=folder,
-            env=os.environ | {"PYTHONPATH": str(ROOT), "PATH": f"{folder}:{os.environ['PATH']}"},
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "PATH": f"{folder}:{os.environ['PATH']}"}
+        shell = ["bash", "-o", "pipefail", "-c", command]
+        done = subprocess.run(shell, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
         return done.returncode, done.stderr
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"{piped[1]}\n" if piped else ""))

@@ -24,36 +24,26 @@ GPUS, SEEDS = 8, (0, 1, 2)
 PORT_WEIGHT, PATIENCE = 0.3, 30
 
 
-def blocks(instance: CoactivationInstance) -> np.ndarray:
-    size = instance.expert_count // instance.gpus
-    return np.tile(np.arange(instance.expert_count) // size, (instance.layers, 1))
+def hosts_of(instance: CoactivationInstance, gpu_of_expert: np.ndarray) -> list[np.ndarray]:
+    """The GPU int[token, choice] that serves each choice, layer by layer."""
+    return [place[experts] for place, experts in zip(gpu_of_expert, instance.experts, strict=True)]
 
 
-def rows_into(instance: CoactivationInstance, gpu_of_expert: np.ndarray) -> np.ndarray:
+def rows_into(instance: CoactivationInstance, hosts: list[np.ndarray]) -> np.ndarray:
     """Rows into every GPU (node) from others: int64[layer, group]."""
-    into = np.zeros((instance.layers, instance.groups), dtype=np.int64)
-    for layer, place in enumerate(gpu_of_expert):
-        into[layer] = visits(instance, place[instance.experts[layer]])
-    return into
+    visited = np.zeros((len(hosts), len(hosts[0]), instance.groups + 1), dtype=bool)
+    np.put_along_axis(visited, np.array(hosts) // instance.group_size, True, axis=2)
+    visited[:, np.arange(len(hosts[0])), instance.home_group] = False
+    return visited[:, :, : instance.groups].sum(axis=1)
 
 
-def visits(instance: CoactivationInstance, gpu: np.ndarray) -> np.ndarray:
-    """Rows into every GPU (node) from others for tokens that are served by gpu int64[token, choice]: int64[group]."""
-    visited = np.zeros((len(gpu), instance.groups + 1), dtype=bool)
-    np.put_along_axis(visited, gpu // instance.group_size, True, axis=1)
-    visited[np.arange(len(gpu)), instance.home_group] = False
-    return visited[:, : instance.groups].sum(axis=0)
-
-
-def saved(instance: CoactivationInstance, gpu_of_expert: np.ndarray) -> tuple[float, float, float]:
+def saved(instance: CoactivationInstance, hosts: list[np.ndarray]) -> tuple[float, float, float]:
     """(rows saved, busiest port saved, load max / mean) against contiguous blocks, shares."""
-    ours, usual = rows_into(instance, gpu_of_expert), rows_into(instance, blocks(instance))
-    return *shares_saved(ours, usual), float(instance.imbalance(gpu_of_expert).mean())
-
-
-def shares_saved(ours: np.ndarray, usual: np.ndarray) -> tuple[float, float]:
-    """(rows saved, busiest port saved) of rows float64[layer, group]."""
-    return 1 - ours.sum() / usual.sum(), 1 - ours.max(axis=1).sum() / usual.max(axis=1).sum()
+    blocks = np.arange(instance.expert_count) // (instance.expert_count // instance.gpus)
+    ours, usual = rows_into(instance, hosts), rows_into(instance, hosts_of(instance, np.tile(blocks, (instance.layers, 1))))
+    loads = [np.bincount(gpu.ravel(), minlength=instance.gpus) for gpu in hosts]
+    busiest = 1 - ours.max(axis=1).sum() / usual.max(axis=1).sum()
+    return 1 - ours.sum() / usual.sum(), busiest, float(np.mean([load.max() / load.mean() for load in loads]))
 
 
 def recorded(path: Path, seconds: float) -> None:
@@ -82,26 +72,14 @@ def compare(experts: np.ndarray, shape: tuple, port_weight: float, seconds: floa
             plan_on, Limits(seconds, wall=PATIENCE * seconds, seed=seed, exact=False), port_weight=port_weight
         )
         longest = max(longest, time.process_time() - start)
-        held_out.append(saved(score_on, result.solution))
-        in_sample.append(saved(plan_on, result.solution)[0])
+        held_out.append(saved(score_on, hosts_of(score_on, result.solution)))
+        in_sample.append(saved(plan_on, hosts_of(plan_on, result.solution))[0])
     proven = coactivation(plan_on, Limits(3 * seconds, wall=3 * PATIENCE * seconds), port_weight=port_weight)
     yield "", *min(held_out), min(in_sample), longest, proven.gap
     if port_weight:
-        yield "  with one spare slot per GPU", *saved_with_copies(plan_on, score_on, result.solution), "", "", ""
-
-
-def saved_with_copies(
-    plan_on: CoactivationInstance, score_on: CoactivationInstance, gpu_of_expert: np.ndarray
-) -> tuple[float, float, float]:
-    """As `saved`, with a copy in one spare slot of every GPU and each token choosing those that send fewest rows."""
-    holds, loads = with_copies(plan_on, gpu_of_expert, 1), []
-    ours, usual = np.zeros((score_on.layers, score_on.groups)), rows_into(score_on, blocks(score_on))
-    for layer in range(score_on.layers):
-        gpu, _ = served(score_on, layer, holds[layer])
-        ours[layer] = visits(score_on, gpu)
-        load = np.bincount(gpu.ravel(), minlength=score_on.gpus)
-        loads.append(load.max() / load.mean())
-    return *shares_saved(ours, usual), float(np.mean(loads))
+        holds = with_copies(plan_on, result.solution, 1)
+        hosts = [served(score_on, layer, holds[layer])[0] for layer in range(score_on.layers)]
+        yield "  with one spare slot per GPU", *saved(score_on, hosts), "", "", ""
 
 
 def main() -> None:
