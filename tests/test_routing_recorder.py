@@ -238,18 +238,14 @@ def test_named_routers():
     assert "not a regular expression" in refusal(RoutingRecorder, net, routers="(")
 
 
-FEWER = Returns(lambda logits, index: index[:2])
-OF_NINE = Returns(lambda logits, index: (logits, index), experts=9)
-
-
 @pytest.mark.parametrize(
     ("layers", "experts", "said"),
     [
         ({"a": nn.Linear(8, 8)}, None, "found no router"),
         ({"a": Keeps(), "b": Keeps(k=3)}, 6, "layers.b has 4 tokens × 3"),
-        ({"a": Keeps(), "gate": FEWER}, 6, "layers.gate has 2 tokens"),
+        ({"a": Keeps(), "gate": Returns(lambda logits, index: index[:2])}, 6, "layers.gate has 2 tokens"),
         ({"a": Keeps()}, 2, "only 2 experts"),
-        ({"a": Keeps(), "gate": OF_NINE}, None, "layers.gate: 9"),
+        ({"a": Keeps(), "gate": Returns(lambda logits, index: (logits, index), experts=9)}, None, "layers.gate: 9"),
     ],
 )
 def test_layers_that_make_no_recording(layers, experts, said):
