@@ -126,8 +126,7 @@ def test_traffic_carries_every_copy_to_a_host_of_its_expert(data):
     problem = data.draw(problems())
     placement = data.draw(placements(problem.workload.layers, problem.workload.num_experts, len(problem.cluster.gpus)))
     traffic, trace = Load(problem, placement).traffic, problem.workload
-    copies = (trace.experts >= 0).sum(axis=(0, 2))
-    np.testing.assert_allclose(problem.tokens_of_rank.sum(axis=1) * trace.k, copies)
+    np.testing.assert_allclose(problem.tokens_of_rank.sum(axis=1) * trace.k, (trace.experts >= 0).sum(axis=(0, 2)))
     width = problem.model.bytes_per_token
     np.testing.assert_allclose(traffic.sum(axis=2), problem.demand.sum(axis=2) * width)
     for layer, row in enumerate(placement.experts_of_gpu):

@@ -94,14 +94,6 @@ def anchors_of(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def options_exist(command: str) -> None:
-    """The command's --help knows every option that it is given."""
-    words = shlex.split(command)
-    known = options_of(*words[1:4])
-    missing = [word for word in words if OPTION.fullmatch(word) and word not in known]
-    assert not missing, f"{command}: there is no {', '.join(missing)}"
-
-
 @cache
 def options_of(*words: str) -> frozenset[str]:
     """The options that the --help of `python WORDS` names."""
@@ -128,13 +120,6 @@ def run(command: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[in
         return main(words[3:]), said.getvalue()
 
 
-def exists(command: str) -> bool:
-    """True if a command that takes too long for a test, or asks for a screen, is there at all."""
-    if command.startswith("make "):
-        return f"\n{command.split()[1]}:" in (ROOT / "Makefile").read_text()
-    return importlib.util.find_spec(command.split()[2]) is not None
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_its_commands_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In order, in one folder, so that the files of one command serve the next."""
@@ -144,10 +129,14 @@ def test_its_commands_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     for command in commands_of(page):
         if command.startswith(ELSEWHERE):
             continue
-        if command.startswith(("make ", "python -m tests.")):
-            assert exists(command), command
+        words = shlex.split(command)
+        if words[0] == "make":
+            assert f"\n{words[1]}:" in (ROOT / "Makefile").read_text(), command
+        elif command.startswith("python -m tests."):
+            assert importlib.util.find_spec(words[2]), command
         elif command.startswith(ASKED_ONLY if everything.WANTED else ASKED_ONLY + REPEATED):
-            options_exist(command)
+            missing = set(filter(OPTION.fullmatch, words)) - options_of(*words[1:4])
+            assert not missing, f"{command}: there is no {', '.join(missing)}"
         else:
             assert command.startswith(("python -m engine ", "echo ", "mkdir ")), f"{command}: say how it is tested"
             code, errors = run(command, tmp_path, monkeypatch)

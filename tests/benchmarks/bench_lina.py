@@ -3,9 +3,8 @@
 By default on 16 and 8 GPUs. The recordings are the sample ones: 8 layers of 16 experts, one expert per token. They stand in for
 the paper's models on the paper's testbed: hidden and inner width 512 and 2048 (they give the 419 M parameters of its 12 layers
 with 16 experts), 64 copies of every recorded token (a batch of 131 072 tokens, with two all-to-alls about as long as in its
-table 1), and 17 ms a layer outside the experts' part (the rest of that table without all-to-all, taken to be the same for every
-scheme; on the paper's testbed a part of it is expert computation, which suffers from imbalance too, so these figures are on the
-careful side for everything but the ideal). Longer paths start later, so the rows of table 5 are over different layers.
+table 1), and 17 ms a layer outside the experts' part (the rest of that table without all-to-all; in the paper a part of it is
+expert computation, which suffers from imbalance too). Longer paths start later, so rows of table 5 are over different layers.
 """
 
 import sys

@@ -24,7 +24,7 @@ from engine.costs import Datasheet
 from engine.problem import make_problem
 from engine.store import team
 from engine.store.database import database
-from engine.store.problems import problem_arguments
+from engine.store.problems import problem_arguments, save_recordings
 from engine.systems import systems_for
 from engine.units import seconds
 from tests import warm
@@ -61,6 +61,7 @@ def prepare(folder: Path, gpus: int | None) -> Kept:
     else:
         trace, cluster, model = sample("alpha-code"), cluster_presets()["mixed-8"].cluster, sample_model("alpha", 8)
     problem = make_problem(trace, cluster, model, Datasheet())
+    save_recordings(problem)
     usual = [name for name, system in systems_for(problem).items() if system.preselected]
     best = min(plan(problem, JOB, *(("linear", "eplb") if gpus else usual)), key=lambda plan: plan.claim.objective)
     room = team.add_workspace(database(), "room", "bench").id

@@ -16,7 +16,6 @@ from engine.training import balanced_load, usual_step
 from tests.benchmarks.shared import timed
 
 SAMPLE = Path(__file__).parents[2] / "sample_traces" / "tiny-moe-alpha.json"
-HOUR = 3600.0
 
 
 def training(layers: int) -> Problem:
@@ -39,7 +38,7 @@ def main() -> None:
     for count, layers in ((8, 8), (64, 48)):
         problem = training(layers)
         trials = trials_of(problem, "micro_op", [0.1 * (1 + place) for place in range(count - 3)])
-        parallel.PATIENCE = HOUR
+        parallel.PATIENCE = 3600.0  # seconds in this process before others are prepared
         here, alone = swept(f"{count} points of {layers} layers in this process", problem, trials)
         parallel.PATIENCE = default
         assert swept(f"{processes.processors()} processes, once it proves long", problem, trials, alone)[0] == here

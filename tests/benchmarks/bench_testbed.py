@@ -9,6 +9,7 @@ run on the machine: the load is printed with every job.
 
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from engine.launch.preparation.launch import Launch, PreparedLaunch
 from engine.launch.preparation.prepare import prepare
 from engine.launch.results.preference import prefer
 from engine.launch.running.local import run_here
-from engine.plan import Plan, SendOrder, Travel
+from engine.plan import OrderMode, Plan, SendOrder, Travel
 from engine.problem import Problem, make_problem
 from engine.result import never
 from engine.simulate.work import Load
@@ -41,29 +42,23 @@ def two_nodes() -> Cluster:
     return Cluster(name="two nodes", nodes=nodes)
 
 
-def tiered_plans_of(problem: Problem) -> list[Plan]:
-    """Everything at once, matched and two-tier, all with the same placement."""
+def plans_of(problem: Problem, orders: Sequence[OrderMode] = (), travels: Sequence[Travel] = ()) -> Iterator[Plan]:
+    """Plans with experts in contiguous blocks: of each order, and everything at once by how tokens travel."""
     linear = run(SYSTEMS["linear"], problem, {}).result.solution
     load = Load(problem, linear.placement, problem.travel)
-    orders = {mode: phased_order(load, mode, never) for mode in ("concurrent", "matched", "two-tier")}
-    parts = ({"name": mode, "send_order": order, "claim": None} for mode, order in orders.items())
-    return [linear.model_copy(update=part) for part in parts]
-
-
-def travelling_plans_of(problem: Problem) -> list[Plan]:
-    """Everything at once with the same placement, by how tokens travel."""
-    linear = run(SYSTEMS["linear"], problem, {}).result.solution
-    travels = (Travel(), Travel(unit="gpu"), Travel(unit="node"), Travel(unit="node", dispatch="fp8", combine="bf16"))
-    at_once = dict(linear) | {"send_order": SendOrder(mode="concurrent"), "claim": None}
-    return [Plan.model_validate(at_once | {"name": travel.in_words, "travel": travel}) for travel in travels]
+    for mode in orders:
+        yield linear.with_parts(name=mode, send_order=phased_order(load, mode, never), claim=None)
+    for travel in travels:
+        yield linear.with_parts(name=travel.in_words, send_order=SendOrder(mode="concurrent"), travel=travel, claim=None)
 
 
 def main(jobs: int = 3, passes: int = 5) -> None:
     cluster = two_nodes()
-    for name, plans_for in (("alpha", tiered_plans_of), ("beta", travelling_plans_of)):
+    travels = (Travel(), Travel(unit="gpu"), Travel(unit="node"), Travel(unit="node", dispatch="fp8", combine="bf16"))
+    for name, wanted in (("alpha", {"orders": ("concurrent", "matched", "two-tier")}), ("beta", {"travels": travels})):
         model = read_model(SAMPLES / f"tiny-moe-{name}.json")
         trace = sample(f"{name}-code")
-        plans = tuple(plans_for(make_problem(trace, cluster, model, Datasheet())))
+        plans = tuple(plans_of(make_problem(trace, cluster, model, Datasheet()), **wanted))
         print(f"\n{cluster.name}, {trace.name}")
         launch = Launch(plans, trace, model, cluster, on="testbed", ranks=4, scale=9000.0, repeats=passes)
         measure(prepare(launch), jobs)
