@@ -66,7 +66,7 @@ def prepare(folder: Path, gpus: int | None) -> Kept:
     best = min(plan(problem, JOB, *(("linear", "eplb") if gpus else usual)), key=lambda plan: plan.claim.objective)
     room = team.add_workspace(database(), "room", "bench").id
     team.save_plan(database(), room, best, "bench", inputs=problem_arguments(problem))
-    query = stored("bench", [trace], cluster, model, plan_jobs=[JOB], plan=best.id)
+    query = stored("bench-session", [trace], cluster, model, plan_jobs=[JOB], plan=best.id)
     with studio(folder, warm_address()) as (port, _), ExitStack() as open:
         session = Session(port, 0, open, query)
         kept = Kept(query, best.id, session.pages)
