@@ -33,8 +33,5 @@ PATHS = (
 
 
 def is_left_out(path: Path) -> bool:
-    """True if this run neither imports nor runs a file or folder of tests.
-
-    path: an absolute path.
-    """
+    """True if this run neither imports nor runs a file or folder of tests, by its absolute path."""
     return not WANTED and any(path.is_relative_to(HERE / left_out) for left_out in PATHS)

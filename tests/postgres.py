@@ -66,10 +66,8 @@ def serving(folder: Path) -> Iterator[Server]:
     try:
         server.make()
         server.start()
-        try:
-            yield server
-        finally:
-            if server.runs:
-                server.stop()
+        yield server
     finally:
+        if server.runs:
+            server.stop()
         shutil.rmtree(folder, ignore_errors=True)

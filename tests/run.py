@@ -76,10 +76,7 @@ UNKNOWN = 5.0
 
 
 def budget_of(file: str) -> float:
-    """Units that a file may take.
-
-    file: its path, relative to `tests`.
-    """
+    """Units that a file may take, by its path relative to `tests`."""
     if everything.WANTED:
         return float("inf")  # full examples, and whatever is slow on purpose
     return BUDGETS.get(file, (BUDGET,))[0]
@@ -93,26 +90,12 @@ def files() -> list[str]:
 
 
 def start(folder: Path, number: int, more: list[str]) -> subprocess.Popen:
-    """A warm process of pytest that takes files from the folder and writes `NUMBER.txt` there.
-
-    more: further arguments for pytest.
-    """
+    """A warm process of pytest, with more arguments, that takes files from the folder and writes `NUMBER.txt` there."""
     environment = os.environ | {in_turn.FOLDER: str(folder), warm.ADDRESS: str(folder / ADDRESS)}
     command = [str(warm.PYTHON), "-m", "pytest", "-p", "tests.in_turn", "-p", "no:cacheprovider", "-p", "no:anyio", *more]
+    command += ["-o", "console_output_style=classic"]
     with (folder / f"{number}.txt").open("w") as output:
-        return subprocess.Popen(
-            [*command, "-o", "console_output_style=classic"],
-            cwd=HERE.parent,
-            env=environment,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-
-
-def report(folder: Path, number: int) -> None:
-    """Print the output of a process, but for its lines of dots."""
-    lines = (folder / f"{number}.txt").read_text().splitlines()
-    print(*(line for line in lines if line.strip(".sRF")), sep="\n")
+        return subprocess.Popen(command, cwd=HERE.parent, env=environment, stdout=output, stderr=subprocess.STDOUT)
 
 
 def main() -> int:
@@ -141,7 +124,8 @@ def main() -> int:
                     process.terminate()
                     process.wait()
         for number in range(chosen.processes):
-            report(folder, number)
+            lines = (folder / f"{number}.txt").read_text().splitlines()
+            print(*(line for line in lines if line.strip(".sRF")), sep="\n")  # all but its lines of dots
         usage = folder / in_turn.USAGE
         rows = [json.loads(line) for line in usage.read_text().splitlines()] if usage.exists() else []
     unit = max(unit, spent.loop_seconds())

@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -72,6 +72,11 @@ def arrows(package: str) -> dict[tuple[str, str], str]:
     return example_of
 
 
+def assert_none_imports(part: str, is_wrong: Callable[[str], bool]) -> None:
+    pairs = [(module, imported) for module in modules_under(part) for imported in sorted(imports_of(module))]
+    assert not [f"{module} imports {imported}" for module, imported in pairs if is_wrong(imported)]
+
+
 def floors(package: ModuleType) -> dict[str, int]:
     """The floor of every part of a package, 1 at the ground, as the package's docstring lists them."""
     lines = re.findall(r"^    (\d) ([a-z_, ]+): ", package.__doc__, re.MULTILINE)
@@ -121,13 +126,7 @@ def test_no_cycle_inside_a_package(package):
     ],
 )
 def test_what_a_part_never_imports(part, never):
-    wrong = [
-        f"{module} imports {imported}"
-        for module in modules_under(part)
-        for imported in sorted(imports_of(module))
-        if imported.split(".")[0] in never
-    ]
-    assert not wrong, "; ".join(wrong)
+    assert_none_imports(part, lambda imported: imported.split(".")[0] in never)
 
 
 def test_charts_need_no_streamlit_through_others_either():
@@ -143,10 +142,4 @@ def test_charts_need_no_streamlit_through_others_either():
 
 def test_no_test_file_lends_to_another():
     """Helpers have one home in `tests/cases`, oracles in `tests/oracles`."""
-    wrong = [
-        f"{module} imports {imported}"
-        for module in modules_under("tests")
-        for imported in sorted(imports_of(module))
-        if imported.startswith("tests.") and imported.rsplit(".", 1)[-1].startswith("test_")
-    ]
-    assert not wrong, "; ".join(wrong)
+    assert_none_imports("tests", lambda name: name.startswith("tests.") and name.rpartition(".")[2].startswith("test_"))

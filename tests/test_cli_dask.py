@@ -8,7 +8,7 @@ import pytest
 from engine.cli import plan
 from engine.compare.comparison import Comparison
 from engine.errors import InputError
-from engine.parallel import ADDRESS, remote
+from engine.parallel import ADDRESS
 from tests.cases.cli import INPUTS, error_line
 from tests.cli.conftest import engine
 
@@ -38,12 +38,6 @@ def test_without_the_library_one_line_says_what_to_install(engine, monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
     line = engine.refused(*ALL, "--dask", "tcp://127.0.0.1:9")
     assert line.endswith("distributed is not installed; pip install -r requirements-dask.txt")
-
-
-def test_an_address_where_nobody_answers_is_one_line(engine, monkeypatch):
-    pytest.importorskip("distributed")
-    monkeypatch.setattr(remote, "CONNECTING", 0.5)
-    assert "no Dask scheduler answers at tcp://127.0.0.1:9" in engine.refused(*ALL, "--dask", "tcp://127.0.0.1:9")
 
 
 def test_a_cluster_that_dies_half_way_costs_no_plan_that_was_there(engine, monkeypatch, tmp_path):

@@ -4,10 +4,9 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from engine import formats
 from engine.catalogue import cluster_presets, gpu_types, node_types
 from engine.catalogue.packaged import links_of_types, nodes_without_links, usual_links, with_usual_links
 from engine.cluster import Cluster, Efficiency, Node, contention_points, shares
@@ -19,17 +18,16 @@ from engine.plan import Placement
 from engine.problem import MEMORY_SHARE, Problem
 from engine.simulate.work import Load
 from engine.workload import RoutingTrace
-from tests.cases.cli import SAMPLES
-from tests.cases.examples import examples
+from tests.cases.examples import tried
 from tests.cases.launch_plans import plan_with
+from tests.cases.refusals import refusal
 from tests.costs.silicon import needs_tables
 from tests.strategies import cluster_of, clusters, efficiencies, make_gpu, make_model, placements, problems, seeds
 
 # Cluster
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(clusters(1))
+@tried(100, clusters(1))
 def test_gpus_are_numbered_in_the_order_of_the_nodes_and_a_cluster_survives_json(cluster):
     numbered = [(place, gpu) for place, node in enumerate(cluster.nodes) for gpu in node.gpus]
     assert cluster.gpus == tuple(gpu for _, gpu in numbered)
@@ -85,16 +83,6 @@ def test_sizes_of_a_known_model_and_rates_by_number_format():
     assert model.bytes_per_expert * 8 * 32 / 2 == pytest.approx(45.1e9, rel=1e-3)
     assert model.bytes_per_token == 8192
     assert model.ffn_flops_per_token == model.bytes_per_expert  # two FLOP and two bytes to a weight
-    assert model.moe_layers == tuple(range(32))
-
-
-@settings(max_examples=examples(100), deadline=None)
-@given(st.sets(st.integers(0, 9), max_size=9))
-def test_dense_layers_are_left_out(dense):
-    model = MoEModel(name="m", layers=10, dense_layers=tuple(dense), experts=4, experts_per_token=1, d_model=8, d_ff=8)
-    assert set(model.moe_layers) | dense == set(range(10))
-    assert len(model.moe_layers) + len(dense) == 10
-    assert list(model.moe_layers) == sorted(model.moe_layers)
 
 
 @pytest.mark.parametrize(
@@ -119,33 +107,26 @@ def test_faulty_models_are_refused_with_the_reason(changes, says):
         MoEModel.from_dict(data | changes, "model.json")
 
 
-@pytest.mark.parametrize(
-    ("sizes", "says"),
-    [
-        ((3, 4, 1), "the model has 2 MoE layers, the recording 3"),
-        ((2, 5, 1), "the model has 4 experts, the recording 5"),
-        ((2, 4, 2), "the model has 1 experts per token, the recording 2"),
-    ],
-)
-def test_a_recording_of_another_model_is_refused(sizes, says):
+def test_a_recording_of_another_model_is_refused():
     model = make_model(2, 4)
     model.check_recording(2, 4, 1, "log")
     model.check_recording(2, 4, None, "log")
-    with pytest.raises(InputError, match=f"narrow does not fit the recording log: {says}"):
-        model.check_recording(*sizes, "log")
+    for place, (name, here, there) in enumerate((("MoE layers", 2, 3), ("experts", 4, 5), ("experts per token", 1, 2))):
+        sizes = [2, 4, 1]
+        sizes[place] = there
+        said = f"narrow does not fit the recording log: the model has {here} {name}, the recording {there}"
+        assert said in refusal(model.check_recording, *sizes, "log")
 
 
 # Problem
 
 
-@settings(max_examples=examples(80), deadline=None)
-@given(st.data())
+@tried(80, st.data())
 def test_traffic_carries_every_copy_to_a_host_of_its_expert(data):
     problem = data.draw(problems())
     placement = data.draw(placements(problem.workload.layers, problem.workload.num_experts, len(problem.cluster.gpus)))
     traffic, trace = Load(problem, placement).traffic, problem.workload
-    copies = (trace.experts >= 0).sum(axis=(0, 2))
-    np.testing.assert_allclose(problem.tokens_of_rank.sum(axis=1) * trace.k, copies)
+    np.testing.assert_allclose(problem.tokens_of_rank.sum(axis=1) * trace.k, (trace.experts >= 0).sum(axis=(0, 2)))
     width = problem.model.bytes_per_token
     np.testing.assert_allclose(traffic.sum(axis=2), problem.demand.sum(axis=2) * width)
     for layer, row in enumerate(placement.experts_of_gpu):
@@ -157,47 +138,27 @@ def test_traffic_carries_every_copy_to_a_host_of_its_expert(data):
 
 def test_problems_check_what_they_are_made_of():
     trace = RoutingTrace("log", np.zeros((2, 1, 1), dtype=np.int16), 4, source_rank=np.array([0, 3]))
-    with pytest.raises(InputError, match="source rank 3"):
-        Problem(trace, cluster_of(make_gpu(), make_gpu()), make_model(1, 4), Datasheet())
-    with pytest.raises(InputError, match="does not fit the recording log"):
-        Problem(trace, cluster_of(*[make_gpu()] * 4), make_model(2, 4), Datasheet())
+    assert "source rank 3" in refusal(Problem, trace, cluster_of(make_gpu(), make_gpu()), make_model(1, 4), Datasheet())
+    said = refusal(Problem, trace, cluster_of(*[make_gpu()] * 4), make_model(2, 4), Datasheet())
+    assert "does not fit the recording log" in said
 
 
-@settings(max_examples=examples(60), deadline=None)
-@given(seeds, st.integers(1, 4))
-def test_as_many_experts_as_there_are_slots_fit_and_no_more(seed, layers):
-    rng = np.random.default_rng(seed)
-    model = make_model(layers, 12)
-    per_slot = model.bytes_per_expert * layers / MEMORY_SHARE
-    cards = [make_gpu(memory=float(per_slot * rng.uniform(0.5, 9))) for _ in range(3)]
+@tried(60, seeds, st.integers(1, 4), st.integers(0, 1))
+def test_as_many_experts_as_there_are_slots_fit_and_a_plan_with_more_is_refused(seed, layers, place):
+    """On one GPU; the other has room for all, whatever its slots."""
+    model, more = make_model(layers, 12), np.random.default_rng(seed).uniform(0.5, 9)
     trace = RoutingTrace("log", np.zeros((1, layers, 1), dtype=np.int16), 12)
+    cards = [make_gpu(memory=1e12), make_gpu(memory=1e12)]
+    cards[place] = make_gpu(memory=float(model.bytes_per_expert * layers / MEMORY_SHARE * more))
     problem = Problem(trace, cluster_of(*cards), model, Datasheet())
-    slots = problem.expert_slots_of_gpu()
-    for gpu in range(3):
-        for held, fits in ((slots[gpu], True), (slots[gpu] + 1, False)):
-            # Only this GPU is asked; the others hold one copy of everything, whatever their memory.
-            roomy = Problem(trace, with_room(problem.cluster, gpu), model, Datasheet())
-            row = [list(range(12))] * 3
-            row[gpu] = list(range(held))
-            placement = Placement(experts=12, experts_of_gpu=[row] * layers, model_layers=range(1, layers + 1))
-            says = pytest.raises(InputError, match=f"GPU {gpu} · type-0 would hold .* add GPUs")
-            with nullcontext() if fits else says:
-                roomy.check_memory(placement)
-
-
-def with_room(cluster: Cluster, tight: int) -> Cluster:
-    """The cluster with ample memory everywhere but on one GPU."""
-    roomy = [card.model_copy(update={"memory": 1e12}) for card in cluster.gpus]
-    return cluster_of(*roomy[:tight], cluster.gpus[tight], *roomy[tight + 1 :])
-
-
-def test_a_plan_is_refused_when_its_experts_do_not_fit():
-    trace = RoutingTrace("log", np.zeros((1, 1, 1), dtype=np.int16), 2)
-    model = make_model(1, 2)
-    problem = Problem(trace, cluster_of(*[make_gpu(memory=1.5 * model.bytes_per_expert)] * 2), model, Datasheet())
-    crowded = Placement(experts=2, experts_of_gpu=(((0, 1), ()),), model_layers=(1,))
-    with pytest.raises(InputError, match="GPU 0 · type-0 would hold"):
-        problem.check_plan(plan_with(crowded))
+    slots = problem.expert_slots_of_gpu()[place]
+    for held, fits in ((slots, True), (slots + 1, False)):
+        row = [list(range(12))] * 2
+        row[place] = list(range(held))
+        placement = Placement(experts=12, experts_of_gpu=[row] * layers, model_layers=range(1, layers + 1))
+        says = pytest.raises(InputError, match=f"GPU {place} · type-0 would hold .* add GPUs")
+        with nullcontext() if fits else says:
+            problem.check_plan(plan_with(placement))
 
 
 def cluster(*types: str, link: float | None = None) -> Cluster:
@@ -230,17 +191,13 @@ def test_a_node_of_eight_h100_without_links_is_found_and_mended() -> None:
     assert mended.nodes[1] == bare.nodes[1], "a GPU alone needs none"
 
 
-@pytest.mark.parametrize("types", [("L40S",) * 8, ("RTX 2080 Ti",) * 2, ("H100", "V100-16"), ("H100",)])
-def test_nothing_is_said_of_nodes_that_come_with_no_links(types: tuple[str, ...]) -> None:
-    assert not nodes_without_links(cluster(*types)) and usual_links(types) is usual_links(["made up"] * 2) is None
-
-
-def test_nodes_with_links_and_those_of_presets_stay_as_they_are() -> None:
+def test_nothing_is_said_of_nodes_that_come_with_no_links_or_have_them_and_of_the_papers_own_testbeds() -> None:
+    for types in (("L40S",) * 8, ("RTX 2080 Ti",) * 2, ("H100", "V100-16"), ("H100",)):
+        assert not nodes_without_links(cluster(*types)) and usual_links(types) is usual_links(["made up"] * 2) is None
     slow = cluster("H100", "H100", link=1e9)
     assert not nodes_without_links(slow) and with_usual_links(slow) == slow
     for preset in cluster_presets().values():
-        assert not nodes_without_links(preset.cluster), "the papers' own testbeds are meant so"
-    assert not nodes_without_links(formats.read_cluster(SAMPLES / "mixed-8.json"))
+        assert not nodes_without_links(preset.cluster)
 
 
 @given(efficiencies(), st.integers(1, 20))
@@ -263,19 +220,13 @@ def test_every_further_send_costs_as_much_time():
     assert Efficiency(fabric=((1, 0.9), (8, 0.5)), origin="by hand").in_words == said
 
 
-@pytest.mark.parametrize(
-    ("points", "fault"),
-    [
-        ([[1, 0.5], [2, 0.6]], "larger share"),
-        ([[2, 0.5], [2, 0.5]], "ascending"),
-        ([[0, 0.5]], "greater than or equal to 1"),
-        ([[1, 1.5]], "less than or equal to 1"),
-        ([], "at least 1 item"),
-    ],
-)
-def test_faulty_points_are_named(points, fault):
-    with pytest.raises(InputError, match=fault):
-        Efficiency.from_dict({"fabric": points}, "file")
+FAULTY_POINTS = {"larger share": [[1, 0.5], [2, 0.6]], "ascending": [[2, 0.5], [2, 0.5]], "at least 1 item": []}
+FAULTY_POINTS |= {"greater than or equal to 1": [[0, 0.5]], "less than or equal to 1": [[1, 1.5]]}
+
+
+@pytest.mark.parametrize("fault", FAULTY_POINTS)
+def test_faulty_points_are_named(fault):
+    assert fault in refusal(Efficiency.from_dict, {"fabric": FAULTY_POINTS[fault]}, "file")
 
 
 def test_a_network_has_the_rates_of_one_send_and_shares_of_those():

@@ -2,25 +2,21 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from engine.communication.travel import Stops, serving_gpus
 from engine.compare.figures import metrics
-from engine.costs import Datasheet
 from engine.errors import InputError
-from engine.network import off_diagonal
 from engine.plan import Placement, Plan, Travel
 from engine.problem import Problem, make_problem
 from engine.simulate import simulate
 from engine.simulate.work import Load, works_of
-from engine.workload import ExpertLoad, RoutingTrace, Workload
-from tests.cases.examples import examples
+from engine.timeline import balancedness
+from engine.workload import ExpertLoad
+from tests.cases.examples import tried
 from tests.cases.plans import plan_of
-from tests.cases.samples import in_nodes
 from tests.oracles.plans import check_plan, rows_of_layer
-from tests.strategies import make_model, placements, problems
+from tests.strategies import placements, problems
 
 UNITS = st.sampled_from(("gpu", "node"))
 
@@ -32,8 +28,7 @@ def placed(draw) -> tuple[Problem, Plan]:
     return problem, plan_of(draw(placements(*sizes)), travel=Travel(unit=draw(UNITS), replicas="fewest"))
 
 
-@settings(max_examples=examples(150), deadline=None)
-@given(placed())
+@tried(150, placed())
 def test_rows_work_and_seconds_agree_with_a_reading_that_tries_every_way(case):
     problem, plan = case
     (work,), travel = works_of(plan, problem), plan.travel
@@ -49,65 +44,18 @@ def test_rows_work_and_seconds_agree_with_a_reading_that_tries_every_way(case):
     assert simulate(plan, problem).total == pytest.approx(check_plan(plan, problem), rel=1e-9)
 
 
-@settings(max_examples=examples(60), deadline=None)
-@given(placed())
-def test_no_token_touches_fewer_with_its_copies_in_turn(case):
+@tried(60, placed())
+def test_balance_follows_the_tokens_that_are_served_and_loads_have_none_that_choose(case):
     problem, plan = case
-    by_node = plan.travel.unit == "node" and problem.stops.count > 1
-    group = problem.stops.of_gpu if by_node else np.arange(plan.placement.gpus)
-    source = problem.gpu_of_token
-
-    def touched(travel: Travel, layer: int) -> np.ndarray:
-        chosen = problem.workload.experts[:, layer]
-        hosts = serving_gpus(plan.placement, layer, chosen, travel, source, problem.stops)
-        assert np.array_equal(hosts >= 0, chosen >= 0)
-        return np.array([len({*group[row[row >= 0]]} - {group[at]}) for row, at in zip(hosts, source, strict=True)])
-
-    for layer in range(problem.workload.layers):
-        assert np.all(touched(plan.travel, layer) <= touched(Travel(unit=plan.travel.unit), layer))
-
-
-def test_one_token_by_hand():
-    """Expert 0 is on GPU 1 alone, expert 1 on GPUs 0 and 2, expert 2 on GPUs 1 and 2; GPUs 0 and 1 are one node. The token of
-    GPU 0 needs GPU 1 for expert 0, which has expert 2 too, and has expert 1 at home; that of GPU 3 two in any case."""
-    row = ((1,), (0, 2), (1, 2), (3,))
-    placement = Placement(experts=4, experts_of_gpu=(row,), model_layers=(0,))
-    stops, experts = Stops(np.array([0, 0, 1, 1])), np.array([[0, 1, 2], [0, 1, 2]], dtype=np.int16)
-    for unit, wanted in (("gpu", [[1, 0, 1], [1, 0, 1]]), ("node", [[1, 0, 1], [1, 2, 2]])):
-        travel = Travel(unit=unit, replicas="fewest")
-        assert serving_gpus(placement, 0, experts, travel, np.array([0, 3]), stops).tolist() == wanted
-
-
-def in_two_nodes(workload: Workload) -> Problem:
-    return make_problem(workload, in_nodes(4, 2, 8e6), make_model(1, 16, 2), Datasheet())
-
-
-def paired() -> tuple[Problem, Placement]:
-    """Pairs of experts that fire together: expert e with e + 8, which is on another node and has a copy on the node of e."""
-    rng = np.random.default_rng(2)
-    first = rng.integers(0, 8, (800, 1))
-    trace = RoutingTrace("pairs", np.stack([first, first + 8], axis=2).astype(np.int16), 16)
-    rows = tuple(tuple(range(4 * gpu, 4 * gpu + 4)) for gpu in range(4))
-    spare = tuple(rows[gpu] + tuple(expert + 8 for expert in rows[gpu] if expert < 8) for gpu in range(4))
-    return in_two_nodes(trace), Placement(experts=16, experts_of_gpu=(spare,), model_layers=(0,))
-
-
-@pytest.mark.parametrize("unit", ["gpu", "node"])
-def test_copies_save_rows_where_each_token_chooses_them(unit):
-    problem, placement = paired()
-    fewest, in_turn = (plan_of(placement, travel=Travel(unit=unit, replicas=way)) for way in ("fewest", None))
-    rows = [metrics(plan, problem).rows for plan in (fewest, in_turn)]
-    assert rows[0] < 0.8 * rows[1]
-    (work,) = works_of(fewest, problem)
-    assert off_diagonal(work.dispatch[0]).sum() < off_diagonal(works_of(in_turn, problem)[0].dispatch[0]).sum()
-    balanced = [metrics(plan, problem).balancedness for plan in (fewest, in_turn)]
-    assert balanced[0] != balanced[1], "the load follows the tokens that are served"
-    # Loads have no tokens that choose.
-    loads = in_two_nodes(ExpertLoad("loads", problem.workload.load, problem.model.moe_layers))
-    chosen, turns = (works_of(plan, loads)[0] for plan in (fewest, in_turn))
+    served = Load(problem, plan.placement, plan.travel).served.sum(axis=1)
+    assert metrics(plan, problem).balancedness == pytest.approx(balancedness(served).mean())
+    recorded = ExpertLoad("loads", problem.workload.load, problem.model.moe_layers)
+    loads = make_problem(recorded, problem.cluster, problem.model, problem.cost)
+    in_turn = plan.with_parts(travel=plan.travel.model_copy(update={"replicas": None}))
+    (chosen,), (turns,) = works_of(plan, loads), works_of(in_turn, loads)
     assert np.array_equal(chosen.dispatch, turns.dispatch)
     assert all(np.array_equal(chosen.compute[kind], turns.compute[kind]) for kind in chosen.compute)
-    assert "estimated" in loads.source_of_times(fewest.travel)
+    assert "estimated" in loads.source_of_times(plan.travel)
 
 
 def test_who_chooses_is_said_and_kept_out_of_plans_from_before():

@@ -27,13 +27,8 @@ from engine.workload import RoutingTrace
 from tests import everything
 
 ROOT = Path(__file__).parent.parent
-PAGES = [
-    ROOT / "README.md",
-    ROOT / "CONTRIBUTING.md",
-    ROOT / "SECURITY.md",
-    ROOT / "sample_traces" / "README.md",
-    *sorted(ROOT.glob("docs/**/*.md")),
-]
+FIRST = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "sample_traces/README.md")
+PAGES = [*(ROOT / name for name in FIRST), *sorted(ROOT.glob("docs/**/*.md"))]
 PICTURES = ROOT / "docs" / "pictures"
 MOST_PICTURE_BYTES = 150_000
 
@@ -99,14 +94,6 @@ def anchors_of(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def options_exist(command: str) -> None:
-    """The command's --help knows every option that it is given."""
-    words = shlex.split(command)
-    known = options_of(*words[1:4])
-    missing = [word for word in words if OPTION.fullmatch(word) and word not in known]
-    assert not missing, f"{command}: there is no {', '.join(missing)}"
-
-
 @cache
 def options_of(*words: str) -> frozenset[str]:
     """The options that the --help of `python WORDS` names."""
@@ -123,26 +110,14 @@ def run(command: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[in
     piped = PIPED.fullmatch(command)
     words = shlex.split(piped[2] if piped else command)
     if command.startswith(IN_PROCESSES) or words[0] != "python" or {"|", ">"} & set(words):
-        done = subprocess.run(
-            ["bash", "-o", "pipefail", "-c", command],
-            cwd=folder,
-            env=os.environ | {"PYTHONPATH": str(ROOT), "PATH": f"{folder}:{os.environ['PATH']}"},
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "PATH": f"{folder}:{os.environ['PATH']}"}
+        shell = ["bash", "-o", "pipefail", "-c", command]
+        done = subprocess.run(shell, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
         return done.returncode, done.stderr
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"{piped[1]}\n" if piped else ""))
     with contextlib.redirect_stderr(io.StringIO()) as said:
         return main(words[3:]), said.getvalue()
-
-
-def exists(command: str) -> bool:
-    """True if a command that takes too long for a test, or asks for a screen, is there at all."""
-    if command.startswith("make "):
-        return f"\n{command.split()[1]}:" in (ROOT / "Makefile").read_text()
-    return importlib.util.find_spec(command.split()[2]) is not None
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -154,10 +129,14 @@ def test_its_commands_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     for command in commands_of(page):
         if command.startswith(ELSEWHERE):
             continue
-        if command.startswith(("make ", "python -m tests.")):
-            assert exists(command), command
+        words = shlex.split(command)
+        if words[0] == "make":
+            assert f"\n{words[1]}:" in (ROOT / "Makefile").read_text(), command
+        elif command.startswith("python -m tests."):
+            assert importlib.util.find_spec(words[2]), command
         elif command.startswith(ASKED_ONLY if everything.WANTED else ASKED_ONLY + REPEATED):
-            options_exist(command)
+            missing = set(filter(OPTION.fullmatch, words)) - options_of(*words[1:4])
+            assert not missing, f"{command}: there is no {', '.join(missing)}"
         else:
             assert command.startswith(("python -m engine ", "echo ", "mkdir ")), f"{command}: say how it is tested"
             code, errors = run(command, tmp_path, monkeypatch)

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -18,7 +19,6 @@ from engine.schema import LONG_TEXT, Amounts, Frozen, Integers, json_text
 from engine.timeline import COLUMNS, Timeline
 from engine.workload import RoutingTrace
 from tests.cases.examples import tried
-from tests.cases.samples import sample
 from tests.strategies import seeds
 
 FACTOR = {name: factor for factor, name in units.TIME + units.SIZE}
@@ -45,27 +45,28 @@ def test_numbers_as_people_read_them(write):
         assert write(float(value)) == text, case
 
 
+def read(text: str) -> tuple[float, str]:
+    number, unit = text.split(" ")
+    return float(number.replace(",", "")), unit
+
+
 @pytest.mark.parametrize(
     ("write", "values", "largest"), [(units.seconds, st.floats(1e-9, 1e5), "s"), (units.size, st.floats(1.0, 1e18), "TB")]
 )
 @given(data=st.data())
 def test_three_digits_are_right_and_the_unit_fits(write, values, largest, data):
     value = data.draw(values)
-    number, unit = write(value).split(" ")
-    assert float(number.replace(",", "")) * FACTOR[unit] == pytest.approx(value, rel=0.0051)
-    assert 1 <= float(number.replace(",", "")) < 1000 or unit == largest
-    assert "e" not in number
+    text = write(value)
+    number, unit = read(text)
+    assert number * FACTOR[unit] == pytest.approx(value, rel=0.0051)
+    assert (1 <= number < 1000 or unit == largest) and "e" not in text.split(" ")[0]
     assert units.digits(0.9375) == units.digits(15 / 16 - 1e-16) == "0.938"  # round-off decides no digit
 
 
 @given(st.floats(0, 1e12), st.floats(0, 1e12))
 def test_a_longer_time_never_reads_as_a_shorter_one(first, second):
-    def read(value: float) -> float:
-        number, unit = units.seconds(value).split(" ")
-        return float(number.replace(",", "")) * FACTOR[unit]
-
-    short, long = sorted((first, second))
-    assert read(short) <= read(long) * (1 + 1e-12)
+    (short, of_short), (long, of_long) = (read(units.seconds(value)) for value in sorted((first, second)))
+    assert short * FACTOR[of_short] <= long * FACTOR[of_long] * (1 + 1e-12)
 
 
 @given(st.floats(0, 10))
@@ -103,21 +104,12 @@ def test_json_results_and_timelines_have_none_but_finite_numbers(write, number):
 
 
 def test_a_gap_above_nothing_is_none_in_json():
-    nothing = dict.fromkeys(("order_bound", "bound", "utilisation", "exposed_communication", "overlap", "memory"), 0.0) | {
-        "phases": 0,
-        "seconds": {},
-    }
-    figures = Metrics(total=1.0, order_gap=math.inf, gap=math.inf, balance=_Nothing(), kept_local=1.0, **nothing)
+    nothing = dict.fromkeys(("order_bound", "bound", "utilisation", "exposed_communication", "overlap", "memory"), 0.0)
+    balance = SimpleNamespace(balancedness=1.0, to_dict=dict)
+    figures = Metrics(
+        total=1.0, order_gap=math.inf, gap=math.inf, balance=balance, kept_local=1.0, phases=0, seconds={}, **nothing
+    )
     assert (figures.to_dict()["gap"], figures.to_dict()["order_gap"]) == (None, None)
-
-
-class _Nothing:
-    """A balance of no layers."""
-
-    balancedness = 1.0
-
-    def to_dict(self) -> dict:
-        return {}
 
 
 class Table(Frozen):
@@ -229,26 +221,10 @@ def test_whole_sequences_go_to_one_half_and_no_token_is_lost(tokens, sequences, 
         assert (len(mine), len(theirs)) == (count // 2, count - count // 2)
 
 
-@pytest.mark.parametrize("sequence", [None, "one"])
 @pytest.mark.parametrize("tokens", [0, 1, 2, 7, 150])
-def test_without_sequences_tokens_are_halved_in_order(tokens, sequence):
-    column = None if sequence is None else np.full(tokens, 5, dtype=np.int32)
-    first, second = numbered(tokens, column).halves()
-    assert numbers(first) == list(range(tokens // 2)) and numbers(second) == list(range(tokens // 2, tokens))
-    assert (first.sequence is None) == (second.sequence is None) == (column is None)
-    assert first.source_rank is None
-
-
-def test_sequences_of_unequal_length_make_unequal_halves():
-    sequence = np.array([9] * 7 + [2, 4, 2], dtype=np.int32)
-    first, second = numbered(10, sequence).halves()
-    assert numbers(first) == [7, 9] and numbers(second) == [0, 1, 2, 3, 4, 5, 6, 8]
-
-
-def test_a_real_recording():
-    trace = sample("alpha-code")
-    first, second = trace.halves()
-    assert first.tokens == second.tokens == trace.tokens // 2
-    np.testing.assert_array_equal(np.concatenate([first.experts, second.experts]), trace.experts)
-    assert first.digest != second.digest
-    assert np.array_equal(first.load + second.load, trace.load)
+def test_without_sequences_tokens_are_halved_in_order(tokens):
+    for column in (None, np.full(tokens, 5, dtype=np.int32)):
+        first, second = numbered(tokens, column).halves()
+        assert numbers(first) == list(range(tokens // 2)) and numbers(second) == list(range(tokens // 2, tokens))
+        assert (first.sequence is None) == (second.sequence is None) == (column is None)
+        assert first.source_rank is None

@@ -4,13 +4,13 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import InputError
 from engine.plan import Claim, Placement, Plan, Schedule, SendOrder, Travel
 from engine.result import Provenance, Status, relative_gap
-from tests.cases.examples import examples
+from tests.cases.examples import tried
+from tests.cases.refusals import refusal
 from tests.strategies import placements, seeds
 
 TWO = Schedule(src=(0, 1), dst=(1, 0), bytes=(5.0, 6.0), phase=(0, 0), duration=(1.0,))
@@ -39,8 +39,7 @@ drawn_placements = sizes.flatmap(lambda size: placements(*size))
 # Placement
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(drawn_placements)
+@tried(100, drawn_placements)
 def test_replicas_share_an_expert_in_equal_parts(placement):
     share = placement.share
     assert share.shape == (placement.layers, placement.experts, placement.gpus)
@@ -53,19 +52,16 @@ def test_replicas_share_an_expert_in_equal_parts(placement):
     assert placement.slots.tolist() == [[len(held) for held in row] for row in placement.experts_of_gpu]
 
 
-@settings(max_examples=examples(60), deadline=None)
-@given(sizes, seeds)
+@tried(60, sizes, seeds)
 def test_an_array_and_a_placement_say_the_same(size, seed):
     layers, experts, gpus = size
     gpu_of_expert = np.random.default_rng(seed).integers(0, gpus, (layers, experts))
     placement = Placement.from_gpu_of_expert(gpu_of_expert, gpus, tuple(range(layers)))
     np.testing.assert_array_equal(placement.share.argmax(axis=2), gpu_of_expert)
-    assert placement.share.max(initial=1) == 1
-    assert placement.gpus == gpus
+    assert placement.share.max(initial=1) == 1 and placement.gpus == gpus
 
 
-@settings(max_examples=examples(60), deadline=None)
-@given(sizes.flatmap(lambda size: st.tuples(placements(*size), placements(*size))))
+@tried(60, sizes.flatmap(lambda size: st.tuples(placements(*size), placements(*size))))
 def test_moved_experts_are_the_copies_that_come_new_of_equal_sizes(pair):
     before, after = pair
     new = sum(
@@ -73,8 +69,7 @@ def test_moved_experts_are_the_copies_that_come_new_of_equal_sizes(pair):
         for old_row, row in zip(before.experts_of_gpu, after.experts_of_gpu, strict=True)
         for had, held in zip(old_row, row, strict=True)
     )
-    assert before.moved_experts(after) == new
-    assert before.moved_experts(before) == 0
+    assert (before.moved_experts(after), before.moved_experts(before)) == (new, 0)
     assert placement_of(((0,), (1,))).moved_experts(placement_of(((0, 1),))) is None
 
 
@@ -108,14 +103,7 @@ def test_faulty_placements_are_refused_with_the_place(rows, says):
     ],
 )
 def test_faulty_schedules_are_refused(changes, says):
-    with pytest.raises(InputError, match=says):
-        Schedule.from_dict(TWO.model_dump() | changes, "plan")
-
-
-def test_schedules_add_up():
-    schedule = Schedule(src=(0, 1), dst=(1, 0), bytes=(1, 1), phase=(0, 1), duration=(0.5, 0.25))
-    assert (schedule.phases, schedule.makespan) == (2, 0.75)
-    assert (Schedule().phases, Schedule().makespan) == (0, 0)
+    assert says in refusal(Schedule.from_dict, TWO.model_dump() | changes, "plan")
 
 
 @pytest.mark.parametrize(
@@ -129,8 +117,7 @@ def test_schedules_add_up():
     ],
 )
 def test_faulty_orders_are_refused(order, says):
-    with pytest.raises(InputError, match=says):
-        SendOrder.from_dict(order, "plan")
+    assert says in refusal(SendOrder.from_dict, order, "plan")
 
 
 def test_parts_of_a_plan_must_fit_each_other():
@@ -145,8 +132,7 @@ def test_parts_of_a_plan_must_fit_each_other():
 # Identity
 
 
-@settings(max_examples=examples(60), deadline=None)
-@given(drawn_placements, st.lists(st.floats(1e-9, 1e12), min_size=1, max_size=5))
+@tried(60, drawn_placements, st.lists(st.floats(1e-9, 1e12), min_size=1, max_size=5))
 def test_a_plan_survives_json(placement, volumes):
     count = len(volumes)
     ends = {"src": (0,) * count, "dst": (placement.gpus - 1,) * count, "phase": range(count)}
@@ -154,15 +140,8 @@ def test_a_plan_survives_json(placement, volumes):
     order = SendOrder(mode="shared", dispatch=(schedule,) * placement.layers, combine=(schedule,) * placement.layers)
     plan = example(placement=placement, send_order=order)
     again = Plan.from_json(plan.to_json(), "again")
-    assert again == plan
-    assert again.id == plan.id
+    assert again == plan and again.id == plan.id
     assert Plan.from_json(json.dumps(json.loads(plan.to_json()), indent=3), "again").id == plan.id
-
-
-def test_name_and_claim_do_not_change_the_id():
-    plan, claim = example(), Claim(status=Status.OPTIMAL, objective=1.0, bound=1.0, scope="order")
-    assert example(name="another").id == example(claim=claim).id == plan.id
-    assert plan.model_copy(update={"claim": claim}).id == plan.id
 
 
 @pytest.mark.parametrize(
@@ -176,8 +155,9 @@ def test_name_and_claim_do_not_change_the_id():
         {"parent": "0" * 64},
     ],
 )
-def test_content_changes_the_id(changes):
-    plan = example()
+def test_content_changes_the_id_and_name_and_claim_do_not(changes):
+    plan, claim = example(), Claim(status=Status.OPTIMAL, objective=1.0, bound=1.0, scope="order")
+    assert example(name="another").id == example(claim=claim).id == plan.id == plan.model_copy(update={"claim": claim}).id
     assert plan.id != example(**changes).id == plan.model_copy(update=changes).id
 
 
@@ -211,18 +191,15 @@ TEXT = example().to_json()
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("{", "p.json: not valid JSON"),
         ('{"name": "x", "colour": 1}', "p.json: "),
         ("[]", "p.json: "),
-        (b"\xff\xfe", "p.json: not valid JSON"),
         (TEXT.replace("6.0", '"many"'), "send_order → dispatch → 0 → bytes → 1: "),
         (json.dumps(json.loads(TEXT) | {"colour": "red"}), "colour: "),
         (TEXT.replace("5.0", "NaN"), "bytes → 0"),
     ],
 )
 def test_what_is_no_plan_is_refused_with_the_place(text, says):
-    with pytest.raises(InputError, match=says):
-        Plan.from_json(text, "p.json")
+    assert says in refusal(Plan.from_json, text, "p.json")
 
 
 def test_gaps_are_relative_to_the_bound_and_never_negative():

@@ -61,14 +61,9 @@ def imported(tmp_path_factory) -> dict[str, set[str]]:
         "plan": [["plan", *INPUTS, "--system", "linear", "-o", folder / "plan.json"]],
         "studio": [],
     }
-    done = subprocess.run(
-        [sys.executable, "-c", ONE_AFTER_ANOTHER, json.dumps(steps, default=str)],
-        cwd=ROOT,
-        env=os.environ | {"SWITCHYARD_DATA": str(folder / "data")},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    command = [sys.executable, "-c", ONE_AFTER_ANOTHER, json.dumps(steps, default=str)]
+    environment = os.environ | {"SWITCHYARD_DATA": str(folder / "data")}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stderr.splitlines() if line.startswith('["')]
     assert [name for name, _ in lines] == list(steps)

@@ -6,11 +6,8 @@ import sys
 from tests import everything, run, spent
 
 
-def test_files_that_only_everything_runs_exist():
+def test_files_that_only_everything_runs_and_those_with_a_budget_of_their_own_exist_and_say_why():
     assert all((everything.HERE / path).exists() for path in everything.PATHS)
-
-
-def test_files_with_a_budget_of_their_own_exist_and_say_why():
     for file, (units, reason) in run.BUDGETS.items():
         assert (run.HERE / file).is_file() and units > run.BUDGET and reason, file
 

@@ -27,13 +27,6 @@ def file_of(frame: FrameType) -> str | None:
     return None if name.removesuffix(".py").split("/")[0] in GROUND else name
 
 
-def calls(frame: FrameType) -> bool:
-    """True if the frame is the call of a function; reading a property is no step, nor is the inside of a comprehension."""
-    name, owner = frame.f_code.co_name, frame.f_locals.get("self")
-    is_property = isinstance(inspect.getattr_static(type(owner), name, None), property | cached_property)
-    return not name.startswith("<") and not is_property
-
-
 def frames_of(work: Callable[[], object], see: Callable[[FrameType], None]) -> None:
     """Show every frame that the work enters on this thread."""
     before = sys.getprofile()
@@ -50,7 +43,10 @@ def test_a_plan_is_simulated_by_at_most_twelve_files():
     simulate(plan, problem)  # what is cached or compiled is there
 
     def see(frame: FrameType) -> None:
-        if (file := file_of(frame)) and calls(frame):
+        name, owner = frame.f_code.co_name, frame.f_locals.get("self")
+        # Reading a property is no step, nor is the inside of a comprehension.
+        is_property = isinstance(inspect.getattr_static(type(owner), name, None), property | cached_property)
+        if (file := file_of(frame)) and not name.startswith("<") and not is_property:
             entered.add(file)
 
     frames_of(lambda: simulate(plan, problem), see)

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from engine import webhook
-from engine.errors import InputError
 from engine.webhook import SETTING, Webhook, address
+from tests.cases.refusals import refusal
 from tests.webhook_service import SECRET, Service, serving, soon
 
 
@@ -37,11 +37,9 @@ def test_messages_arrive_in_their_order_and_without_an_address_nothing_is_sent(s
 )
 def test_an_address_of_another_kind_is_refused(wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SETTING, wanted)
-    with pytest.raises(InputError, match="http:// or https://") as refused:
-        address()
-    hook = Webhook()
+    said, hook = refusal(address), Webhook()
     hook.send({"a": 1})
-    assert hook._thread is None and hook.fault == str(refused.value)
+    assert "http:// or https://" in said and hook._thread is None and hook.fault == said
 
 
 @pytest.mark.parametrize("status", [302, 307, 404, 500])

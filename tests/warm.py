@@ -97,11 +97,7 @@ def serve(listener: socket.socket) -> None:
 
 @dataclass
 class Process:
-    """A process that was forked.
-
-    ended: a pidfd
-    record: the file to which its processor seconds are added, if any
-    """
+    """A process that was forked. ended: a pidfd; record: the file to which its processor seconds are added, if any"""
 
     pid: int
     ended: int

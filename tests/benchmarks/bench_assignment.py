@@ -1,25 +1,19 @@
-"""Time and gap of assignments: the kernels, Aurora's whole models on up to 1024 GPUs, and two models a GPU.
+"""Time and gap of assignments: the kernels, and two models a GPU; `bench_scale` has Aurora's whole models.
 
-`python -m tests.benchmarks.bench_assignment [kernels | whole-models | two-models …]`: all three unless some are named.
+`python -m tests.benchmarks.bench_assignment [kernels | two-models …]`: both unless one is named.
 """
 
 import numpy as np
 
-from engine.cluster import Cluster, Node
-from engine.compare.synthetic import Recipe, synthetic
-from engine.costs import Datasheet
 from engine.placement.assignment import AssignmentInstance, assign
-from engine.placement.baselines import random_assignment, sorted_assignment
+from engine.placement.baselines import sorted_assignment
 from engine.placement.colocation.heterogeneous import colocate_heterogeneous, decoupled
-from engine.placement.colocation.pairs import colocate, pair_weight, random_colocation, sorted_colocation
+from engine.placement.colocation.pairs import colocate, pair_weight, sorted_colocation
 from engine.placement.grouped_assignment import assign_groups
-from engine.problem import Problem
 from engine.result import Limits
 from engine.simulate.colocated import ExpertSeconds, layer_weight
-from engine.systems.aurora_exclusive import assign_layers, fixed_compute
-from tests.benchmarks.shared import columns, run_parts, timed
+from tests.benchmarks.shared import columns, run_parts
 from tests.oracles.placing import check_colocation, check_colocation_heterogeneous
-from tests.strategies import make_gpu, make_model
 
 EXPERT_SECONDS_PER_TOKEN, TOKENS_PER_SECOND = 2e-6, 1e6
 
@@ -39,7 +33,7 @@ def four_speeds(gpus: int) -> np.ndarray:
 
 def kernels() -> None:
     formats = {"kernel": "14", "experts x GPUs": "14", "seconds": "8.4f", "gap": "9.2e", "Thm 5.1": "8.3f"}
-    row = columns(formats | {"random": "8.3f", "status": "9"})
+    row = columns(formats | {"status": "9"})
     cases = [(n, n) for n in (8, 64, 128, 512)] + [(16, 8), (64, 8), (256, 64)]
     for experts, gpus in cases:
         slots = np.full(gpus, experts // gpus)
@@ -50,52 +44,10 @@ def kernels() -> None:
             instance = AssignmentInstance.from_tokens(tokens, compute, rate, rate)
             result = assign(instance) if experts == gpus else assign_groups(instance, slots=slots)
             by_rule = instance.cost(sorted_assignment(tokens.sum(axis=0), speed, slots)) / result.objective
-            by_chance = instance.cost(random_assignment(experts, slots, seed)) / result.objective
-            name, shape = result.provenance.optimiser, f"{experts} x {gpus}"
-            row(name, shape, result.runtime, result.gap, by_rule, by_chance, result.status)
-    rng = np.random.default_rng(0)
-    for n in (64, 512):
-        unrelated = AssignmentInstance(rng.random((n, n)), rng.random((n, n)), np.zeros(n), np.zeros((n, n)))
-        print(f"assign, F and N unrelated, n = {n}: {assign(unrelated).runtime:.4f} s")
+            row(result.provenance.optimiser, f"{experts} x {gpus}", result.runtime, result.gap, by_rule, result.status)
 
 
-LAYERS, TOKENS, GPUS_PER_NODE = 58, 8192, 8
-
-
-def cluster(gpus: int, mixed: bool, link: float | None) -> Cluster:
-    """Nodes of eight GPUs of one type, or of four types in turn."""
-    kinds = [make_gpu(kind, 50e9 / (1 + kind), 50e9 / (1 + kind), 1e15) for kind in range(4 if mixed else 1)]
-    kinds = [kind.model_copy(update={"memory": 1e12}) for kind in kinds]
-    nodes = tuple(
-        Node(name=f"node-{at}", gpus=(kinds[at % len(kinds)],) * GPUS_PER_NODE, link_bandwidth=link)
-        for at in range(gpus // GPUS_PER_NODE)
-    )
-    return Cluster(name="bench", nodes=nodes)
-
-
-def whole_models() -> None:
-    formats = {f"{LAYERS} layers; experts": "20", "GPUs": "5", "types": "5", "links": "5", "skew": "5"}
-    row = columns(formats | {"seconds": "8.1f", "gap": "7.2%", "note": "0"})
-    for experts in (256, 1024):
-        model = make_model(LAYERS, experts, 8)
-        for skew in (0.0, 0.8):
-            trace = synthetic(model, Recipe(TOKENS, skew, 0.3))
-            for gpus in (320, 1024):
-                for mixed, link in ((False, 450e9), (True, 450e9), (False, None)):
-                    if experts % gpus and experts > gpus:
-                        continue
-                    problem = Problem(trace, cluster(gpus, mixed, link), model, Datasheet())
-                    problem.demand  # noqa: B018 - counted before the clock starts
-                    limits = ("even", 20.0, 0, lambda: False, lambda *_: None)
-                    (_, bound, notes, _), seconds = timed(assign_layers, problem, *limits)
-                    # The bound counts gate and aggregation too, which no placement changes.
-                    fixed = sum(step.max(axis=1).sum() for step in fixed_compute(problem).values())
-                    gap = notes["placement objective"].value / (bound - fixed) - 1
-                    figures = (seconds, max(gap, 0.0), str(notes["placement"].value))
-                    row(experts, gpus, 4 if mixed else 1, "yes" if link else "no", skew, *figures)
-
-
-TIME_LIMIT = 20.0
+TIME_LIMIT, INSTANCES = 20.0, 5
 
 
 def traffic(experts: int, seed: int) -> np.ndarray:
@@ -117,53 +69,30 @@ def timeline(gpus: int, seed: int, types: bool) -> tuple[np.ndarray, np.ndarray]
     return layer_weight(*models), pair_weight(*four)
 
 
-def scalar(gpus: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Costs (a + b) / speed on four types of GPU: numerical three-dimensional matching."""
-    of_a, of_b = traffic(gpus, seed)[[1, 3]]
-    speed = four_speeds(gpus)
-    return (of_a[None, :, None] + of_b) / speed[:, None, None], of_a[:, None] + of_b
-
-
-def equal_gpus() -> None:
-    formats = {"colocate, experts": "18", "seconds": "8.4f", "gap": "6.0e", "sorting": "8.3f", "random": "7.3f"}
-    row = columns(formats)
+def two_models() -> None:
+    """Pairs of experts on equal GPUs against the sorting rule; then on GPUs of several types, where the paper's
+    rule decouples pairs and GPUs."""
+    row = columns({"colocate, experts": "18", "seconds": "8.4f", "gap": "6.0e", "sorting": "8.3f"})
     for experts in (8, 64, 256, 512, 1024):
         four = traffic(experts, 0)
         result = min((colocate(*four) for _ in range(3)), key=lambda result: result.runtime)
         by_rule = sorted_colocation(np.maximum(four[0], four[1]), np.maximum(four[2], four[3]))
-        others = (check_colocation(partner, *four) for partner in (by_rule, random_colocation(experts, 0)))
-        row(experts, result.runtime, result.gap, *(other / result.objective for other in others))
-
-
-def mixed_gpus(instances: int) -> None:
-    formats = {"costs": "22", "n": "3", "decoupled, mean": "+15.1%", "max": "+7.1%", "local search, mean": "+18.2%"}
-    formats |= {"largest": "+7.2%", "s": "6.2f", "exact, proven": "13", "mean s": "7.2f", "max s": "6.2f", "gap": "6.2%"}
-    row = columns(formats, "two models a GPU of several types")
-    kinds = {
-        "timeline, 4 types": lambda n, seed: timeline(n, seed, True),
-        "timeline, all different": lambda n, seed: timeline(n, seed, False),
-        "(a + b) / speed": scalar,
-    }
-    for name, make in kinds.items():
+        row(experts, result.runtime, result.gap, check_colocation(by_rule, *four) / result.objective)
+    formats = {"costs": "22", "n": "3", "decoupled": "+9.1%", "local search": "+12.2%", "its s": "6.2f", "proven": "6"}
+    row = columns(formats | {"s": "6.2f", "gap": "6.2%"}, f"two models a GPU of several types, mean of {INSTANCES}")
+    for name, types in (("timeline, 4 types", True), ("timeline, all different", False)):
         for gpus in (8, 16, 32, 64):
             rows = []
-            for seed in range(instances):
-                cost, weight = make(gpus, seed)
+            for seed in range(INSTANCES):
+                cost, weight = timeline(gpus, seed, types)
                 quick = colocate_heterogeneous(cost, Limits(exact=False))
                 best = colocate_heterogeneous(cost, Limits(TIME_LIMIT))
                 paper = check_colocation_heterogeneous(decoupled(cost, weight), cost)
                 ratios = (paper / best.objective - 1, quick.objective / best.objective - 1)
                 rows.append((*ratios, quick.runtime, best.runtime, best.gap))
-            column = np.array(rows).T
-            mean, most = column.mean(axis=1), column.max(axis=1)
-            proven = f"{np.sum(column[4] == 0)}/{instances}"
-            row(name, gpus, mean[0], most[0], mean[1], most[1], mean[2], proven, mean[3], most[3], most[4])
-
-
-def two_models() -> None:
-    equal_gpus()
-    mixed_gpus(5)
+            mean = np.mean(rows, axis=0)
+            row(name, gpus, *mean[:3], f"{sum(gap == 0 for *_, gap in rows)}/{INSTANCES}", *mean[3:])
 
 
 if __name__ == "__main__":
-    run_parts({"kernels": kernels, "whole-models": whole_models, "two-models": two_models})
+    run_parts({"kernels": kernels, "two-models": two_models})

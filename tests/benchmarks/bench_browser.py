@@ -14,8 +14,8 @@ from playwright.sync_api import Page, expect
 from app.sidebar import SECTIONS
 from engine.cli.output import table
 from engine.units import seconds
-from tests.benchmarks.bench_pages import ATTEMPTS, SIZES, Kept, cases_kept, warm_studio
-from tests.benchmarks.bench_sessions import ELSEWHERE
+from tests.benchmarks.bench_pages import ATTEMPTS, SIZES, Kept, cases_kept, warm_address
+from tests.benchmarks.bench_sessions import ELSEWHERE, studio
 from tests.browser.conftest import chromium, settle, watched_page
 
 PAGES = {entry.file.replace("_", "-"): entry.title for section in SECTIONS.values() for entry in section}
@@ -24,7 +24,7 @@ FIRST = "workload"
 
 def waits(folder: Path, kept: Kept, page: Page, name: str) -> tuple[float, float]:
     """Seconds of the first visit of a page after a restart, and of going there again."""
-    with warm_studio(folder) as (port, _):
+    with studio(folder, warm_address()) as (port, _):
         start = ELSEWHERE if name == FIRST else ""
         page.goto(f"http://127.0.0.1:{port}/{start}?{kept.query_of(name)}")
         settle(page)

@@ -1,9 +1,9 @@
-"""Errors of the cost sources against the measured tables: `python -m tests.benchmarks.bench_costs`.
+"""Errors of the cost sources against the measured tables: `python -m tests.benchmarks.bench_costs [GPU …]`.
 
 Also the time of a whole table of GEMMs, and how well a size left out of the tables is met.
 """
 
-import argparse
+import sys
 
 import numpy as np
 
@@ -15,12 +15,8 @@ from tests.costs.source_errors import cross_errors, left_out_errors
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--gpus", nargs="*", default=["H100", "H200"])
-    arguments = parser.parse_args()
-
     print(Silicon().source)
-    errors, seconds = timed(cross_errors, arguments.gpus)
+    errors, seconds = timed(cross_errors, sys.argv[1:] or ["H100", "H200"])
     print(f"\nRelative errors ({seconds:.1f} s)")
     wide = errors.pivot(index=["gpu", "operation"], columns="source", values=["mean", "worst"])
     print(wide.map(lambda error: f"{error:.1%}" if np.isfinite(error) else "").to_string())

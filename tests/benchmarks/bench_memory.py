@@ -33,7 +33,7 @@ def live(port: int, runs: int) -> list[str]:
 
 
 def main(sessions: int = 200, runs: int = 10) -> int:
-    with tempfile.TemporaryDirectory() as folder, studio(Path(folder)) as (port, process):
+    with tempfile.TemporaryDirectory() as folder, studio(Path(folder) / "data") as (port, process):
         for _ in range(3):  # every page seen, every cache of the sample filled
             faults = live(port, 20)
         before = process.memory_info().rss

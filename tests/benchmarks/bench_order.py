@@ -26,21 +26,6 @@ def instance(n: int, kind: str) -> np.ndarray:
     return traffic
 
 
-def tiers() -> None:
-    """Two-tier orders on H100 nodes, with the seconds that the busiest single port needs."""
-    formats = {"GPUs": "4", "kind": "8", "two-tier/bound": "14.4f", "busiest port/bound": "18.4f"}
-    row = columns(formats | {"phases": "7", "seconds": "8.4f"}, "")
-    for nodes in NODES:
-        gpus = nodes * GPUS_PER_NODE
-        rate, node = np.full(gpus, BANDWIDTH), np.repeat(np.arange(nodes), GPUS_PER_NODE)
-        network = Network(rate, rate, np.full(gpus, LINK_BANDWIDTH), node, 0.0, np.zeros(gpus))
-        for kind in KINDS:
-            traffic = instance(gpus, kind)
-            result = two_tier(traffic, network)
-            ratios = result.objective / result.bound, network.bound(traffic) / result.bound
-            row(gpus, kind, *ratios, result.solution.phases, result.runtime)
-
-
 def main() -> None:
     formats = {"n": "4", "kind": "8", "makespan/bound - 1": "18.1e", "phases": "7", "seconds": "8.4f"}
     row = columns(formats | {"Algorithm 1: ratio": "18.3f", "s": "7.3f"})
@@ -52,7 +37,18 @@ def main() -> None:
             rule = algorithm1(traffic, rate, rate) if n <= LARGEST_PRINTED_RULE else None
             printed = (rule.objective / rule.bound, rule.runtime) if rule else ("", "")
             row(n, kind, result.objective / result.bound - 1, result.solution.phases, seconds, *printed)
-    tiers()
+    # Two-tier orders on H100 nodes, with the seconds that the busiest single port needs.
+    formats = {"GPUs": "4", "kind": "8", "two-tier/bound": "14.4f", "busiest port/bound": "18.4f"}
+    row = columns(formats | {"phases": "7", "seconds": "8.4f"}, "")
+    for nodes in NODES:
+        gpus = nodes * GPUS_PER_NODE
+        rate, node = np.full(gpus, BANDWIDTH), np.repeat(np.arange(nodes), GPUS_PER_NODE)
+        network = Network(rate, rate, np.full(gpus, LINK_BANDWIDTH), node, 0.0, np.zeros(gpus))
+        for kind in KINDS:
+            traffic = instance(gpus, kind)
+            result = two_tier(traffic, network)
+            ratios = result.objective / result.bound, network.bound(traffic) / result.bound
+            row(gpus, kind, *ratios, result.solution.phases, result.runtime)
 
 
 if __name__ == "__main__":

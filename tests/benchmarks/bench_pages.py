@@ -1,7 +1,7 @@
 """The time of every page: `python -m tests.benchmarks.bench_pages [GPUS …]` (default 64 320).
 
-On the sample and on DeepSeek-R1's recording of `shared` for each number of GPUs, uploaded and with plans (of the default
-systems; for DeepSeek-R1 the linear placement and EPLB), one of them saved for the Review page. A page is the first that a
+On the sample and on DeepSeek-R1's recording of `shared` for each number of GPUs, with plans (of the default systems; for
+DeepSeek-R1 the linear placement and EPLB), one of them saved for the Review page. A page is the first that a
 process draws of the open inputs, with everything imported and nothing computed, as after a restart of the studio; then it is
 drawn again, as a click does. A browser's protocol is spoken over a real websocket; the browser's drawing is not in the
 figures. Wall time and, since it does not depend on other work of the machine, the server's CPU time, each the least of some
@@ -12,39 +12,32 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlencode
 
-import psutil
-
+from engine.catalogue import cluster_presets
 from engine.cli.output import table
-from engine.jobs import runner
-from engine.plan import Plan
+from engine.compare.synthetic import synthetic
+from engine.costs import Datasheet
+from engine.problem import make_problem
 from engine.store import team
 from engine.store.database import database
+from engine.store.problems import problem_arguments, save_recordings
+from engine.systems import systems_for
 from engine.units import seconds
 from tests import warm
-from tests.benchmarks.bench_sessions import Session, studio
-from tests.benchmarks.shared import MODEL, cluster_of, routing_log
+from tests.benchmarks.bench_sessions import Session, stored, studio
+from tests.benchmarks.shared import MODEL, RECIPE, cluster_of
+from tests.cases.samples import sample, sample_model
+from tests.cases.sessions import JOB, plan
 
 SIZES = (64, 320)
-SHORT_SYSTEMS = ("Linear placement", "EPLB")
 ATTEMPTS = 3
 
 Times = tuple[float, float]
 """Wall and CPU seconds."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """Inputs that are opened besides the sample: files of a recording and its model, a cluster, and the systems that plan
-    for them; with nothing, the sample by its default systems."""
-
-    name: str
-    files: dict[str, bytes] | None = None
-    cluster: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -60,32 +53,23 @@ class Kept:
         return f"{self.query}&{urlencode({'plan': self.plan})}" if page == "review" else self.query
 
 
-def cases_of(sizes: list[int]) -> list[Case]:
-    """The sample, and DeepSeek-R1's recording on clusters of so many GPUs."""
-    files = {"r1.npz": routing_log(), "r1.json": MODEL.to_json().encode()}
-    return [Case("sample"), *(Case(f"R1, {gpus} GPUs", files, cluster_of(gpus).to_json().encode()) for gpus in sizes)]
-
-
-def prepare(folder: Path, case: Case) -> Kept:
-    """A session with everything open, planned, and every page seen, so that all that is stored has been."""
-    with warm_studio(folder) as (port, _), ExitStack() as open:
-        session = Session(port, 0, open)
-        session.press("", "Open the sample")
-        if case.files and case.cluster:
-            session.run("cluster")
-            session.upload("cluster", labelled(session, "A cluster file"), {"cluster.json": case.cluster})
-            session.run("")
-            session.upload("", labelled(session, "Routing logs"), case.files)
-        session.run("optimise")
-        for label, ticked in list(session.ticked.items()) if case.files else ():
-            if label.startswith("**") and ticked != any(system in label for system in SHORT_SYSTEMS):
-                session.tick("optimise", label, not ticked)
-        session.press("optimise", "Run")
-        job = runner.jobs(folder, "optimise")[0]
-        if runner.wait(job, 600) is not runner.State.DONE:
-            raise RuntimeError(job.log_tail())
-        session.run("optimise")
-        kept = Kept(session.query, save(job), dict(session.pages))
+def prepare(folder: Path, gpus: int | None) -> Kept:
+    """A session with plans, one of them saved for the team, and every page seen, so that all that is stored has been. gpus: for
+    DeepSeek-R1's recording; None: the sample"""
+    if gpus:
+        trace, cluster, model = synthetic(MODEL, RECIPE), cluster_of(gpus), MODEL
+    else:
+        trace, cluster, model = sample("alpha-code"), cluster_presets()["mixed-8"].cluster, sample_model("alpha", 8)
+    problem = make_problem(trace, cluster, model, Datasheet())
+    save_recordings(problem)
+    usual = [name for name, system in systems_for(problem).items() if system.preselected]
+    best = min(plan(problem, JOB, *(("linear", "eplb") if gpus else usual)), key=lambda plan: plan.claim.objective)
+    room = team.add_workspace(database(), "room", "bench").id
+    team.save_plan(database(), room, best, "bench", inputs=problem_arguments(problem))
+    query = stored("bench-session", [trace], cluster, model, plan_jobs=[JOB], plan=best.id)
+    with studio(folder, warm_address()) as (port, _), ExitStack() as open:
+        session = Session(port, 0, open, query)
+        kept = Kept(query, best.id, session.pages)
         for page in kept.pages:
             session.query = kept.query_of(page)
             session.run(page)
@@ -93,28 +77,19 @@ def prepare(folder: Path, case: Case) -> Kept:
     return kept
 
 
-def save(job: runner.Job) -> str:
-    """Save the fastest plan of a job for the team; its id."""
-    plans = [Plan.from_dict(candidate["plan"], "plan") for candidate in job.result["candidates"]]
-    plan = min(plans, key=lambda plan: plan.claim.objective)
-    inputs = {name: value for name, value in job.request.arguments.items() if name != "systems"}
-    workspace = team.add_workspace(database(), job.id, "bench")
-    return team.save_plan(database(), workspace.id, plan, "bench", inputs=inputs).plan
-
-
 def visit(folder: Path, kept: Kept, page: str) -> tuple[Times, Times]:
-    """The first visit of a page after a restart, and drawing it again. Somebody with nothing open was there before: a process's
-    very first page also pays for work done only once, which `first_page_cold` has."""
-    with warm_studio(folder) as (port, server), ExitStack() as open:
+    """Times of the first visit of a page after a restart, and of drawing it again. Somebody with nothing open was there before:
+    a process's very first page also pays for work done only once, which `first_page_cold` has."""
+    with studio(folder, warm_address()) as (port, server), ExitStack() as open:
         Session(port, 0, open)
-        before = cpu_of(server)
+        cpu = [sum(server.cpu_times()[:2])]
         session = Session(port, 0, open, kept.query_of(page), page, kept.pages)
-        first = session.times[page], cpu_of(server) - before
-        before = cpu_of(server)
+        first = session.times[page]
+        cpu.append(sum(server.cpu_times()[:2]))
         session.run(page)
-        again = session.times[page], cpu_of(server) - before
+        cpu.append(sum(server.cpu_times()[:2]))
         refuse(session)
-    return first, again
+    return (first, cpu[1] - cpu[0]), (session.times[page], cpu[2] - cpu[1])
 
 
 def refuse(session: Session) -> None:
@@ -122,25 +97,8 @@ def refuse(session: Session) -> None:
         raise RuntimeError("\n".join(session.faults))
 
 
-def labelled(session: Session, begin: str) -> str:
-    return next(label for label in session.widgets if label.startswith(begin))
-
-
-@contextmanager
-def warm_studio(folder: Path) -> Iterator[tuple[int, psutil.Process]]:
-    """A studio that has nothing to import."""
-    with studio(folder, str(warm.PYTHON)) as (port, _):
-        # The fork of the process that has everything: whoever listens on the port.
-        listening = (
-            connection.pid
-            for connection in psutil.net_connections("tcp4")
-            if connection.laddr.port == port and connection.status == psutil.CONN_LISTEN
-        )
-        yield port, psutil.Process(next(listening))
-
-
-def cpu_of(server: psutil.Process) -> float:
-    return sum(server.cpu_times()[:2])
+def warm_address() -> Path:
+    return Path(os.environ[warm.ADDRESS])
 
 
 def first_page_cold(folder: Path) -> float:
@@ -153,9 +111,9 @@ def cases_kept(folder: Path, sizes: list[int]) -> Iterator[tuple[str, Path, Kept
     """(name, folder, session) of every case, while a process that has everything imported waits."""
     os.environ[warm.ADDRESS] = str(folder / "warm")
     with warm.serving(folder / "warm"):
-        for case in cases_of(sizes):
-            os.environ["SWITCHYARD_DATA"] = str(folder / case.name)
-            yield case.name, folder / case.name, prepare(folder / case.name, case)
+        for case, gpus in {"sample": None, **{f"R1, {gpus} GPUs": gpus for gpus in sizes}}.items():
+            os.environ["SWITCHYARD_DATA"] = str(folder / case)
+            yield case, folder / case, prepare(folder / case, gpus)
 
 
 def main() -> int:

@@ -6,15 +6,17 @@ process of its own, so that its peak memory is its own.
 
 import json
 import resource
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from engine.cli.output import table
 from engine.communication.two_tier import two_tier
+from engine.compare.synthetic import synthetic
 from engine.costs import Datasheet
 from engine.errors import InputError
 from engine.formats import read_plan, read_workload
@@ -26,7 +28,7 @@ from engine.simulate.work import Load
 from engine.systems import run, systems_for
 from engine.units import seconds, size
 from engine.validate import refuse_broken
-from tests.benchmarks.shared import MODEL, cluster_of, routing_log, timed
+from tests.benchmarks.shared import MODEL, RECIPE, cluster_of, in_child, timed
 
 SIZES = (8, 32, 64, 128, 320, 1024)
 EVERY_SYSTEM_UP_TO = 64
@@ -81,12 +83,11 @@ def main() -> None:
         return
     sizes = [int(word) for word in sys.argv[1:]] or list(SIZES)
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "log.npz").write_bytes(routing_log())
+        trace = synthetic(MODEL, RECIPE)
+        np.savez_compressed(Path(folder) / "log.npz", experts=trace.experts, sequence=trace.sequence)
         columns = []
         for gpus in sizes:
-            command = [sys.executable, "-m", "tests.benchmarks.bench_scale", "--child", str(gpus), folder]
-            answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-            columns.append(json.loads(answer.stdout.splitlines()[-1]))
+            columns.append(in_child("tests.benchmarks.bench_scale", gpus, folder))
             print(f"{gpus} GPUs: done", file=sys.stderr, flush=True)
     names = list(dict.fromkeys(name for column in columns for name in column))
     rows = []

@@ -1,15 +1,16 @@
-"""A whole step of serving compared with aiconfigurator's: `python -m tests.benchmarks.bench_serving [--workload FILE]`.
+"""A whole step of serving compared with aiconfigurator's: `python -m tests.benchmarks.bench_serving [FILE]`.
 
 DeepSeek-V3 on 32 H200, decode of 64 sequences per GPU (2000 tokens in, 1000 out) and prefill of two prompts of 4096. First with
 balanced routing, every kind of operator with those of aiconfigurator's own graph for wide expert parallelism; then with the
-skew of a recording, and the gain of plans; last the fused kernels on the tables' power-law rows. aiconfigurator counts all
-61 layers as MoE layers, the down-projection of latent attention twice, and leaves head, router and one normalisation out.
+skew of a recording (FILE, or one that is made), and the gain of plans; last the fused kernels on the tables' power-law rows.
+aiconfigurator counts all 61 layers as MoE layers, the down-projection of latent attention twice, and leaves head, router and
+one normalisation out.
 """
 
-import argparse
 import contextlib
 import io
 import logging
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,13 +64,10 @@ KINDS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--workload", type=Path, help="a recording of DeepSeek-V3 or R1 (default: one made with skew)")
-    arguments = parser.parse_args()
     sources = sources_of_operators()
     for step in (DECODE, PREFILL):
         beside(step, sources)
-    workload = read_workload(arguments.workload) if arguments.workload else synthetic(DEEPSEEK, RECIPE)
+    workload = read_workload(Path(sys.argv[1])) if sys.argv[1:] else synthetic(DEEPSEEK, RECIPE)
     won_back(workload, sources["operators measured"])
     beside_a_server(workload)
     power_law()

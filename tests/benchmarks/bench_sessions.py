@@ -8,17 +8,16 @@ of the server's memory for each session.
 """
 
 import io
-import os
 import re
-import socket
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -28,12 +27,18 @@ from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
 from streamlit.proto.WidgetStates_pb2 import WidgetState
 from websockets.sync.client import connect
 
+from app.state.stored import Session as Opened
+from app.state.stored import write
+from engine import store
 from engine.cli.output import table
+from engine.cluster import Cluster
 from engine.formats import read_cluster
+from engine.model import MoEModel
 from engine.units import seconds, size
+from engine.workload import RoutingTrace
+from tests.browser.conftest import free_port, studios
+from tests.cases.cli import SAMPLES
 
-ROOT = Path(__file__).parents[2]
-SAMPLES = ROOT / "sample_traces"
 NAMES = re.compile(rb"own(?:cluster|recording)(\d\d)")
 LIMIT = 120.0
 """Seconds that a page may take before the run is given up."""
@@ -54,7 +59,6 @@ class Session:
         self.http = requests.Session()
         self.pages = dict(pages or {})
         self.widgets: dict[str, str] = {}
-        self.ticked: dict[str, bool] = {}
         self.known: dict[str, bytes] = {}
         self.sent: list[bytes] = []
         self.query, self.session, self.times, self.faults = query, "", {}, []
@@ -110,29 +114,15 @@ class Session:
         kind = element.WhichOneof("type")
         if kind == "exception" or (kind == "alert" and element.alert.format == element.alert.ERROR):
             self.faults.append(str(element)[:300])
-        if kind in ("button", "checkbox", "file_uploader"):
+        if kind in ("button", "file_uploader", "slider"):
             self.widgets[getattr(element, kind).label] = getattr(element, kind).id
-        if kind == "checkbox":
-            self.ticked.setdefault(element.checkbox.label, element.checkbox.default)
 
     def press(self, page: str, label: str) -> None:
-        def change(message: BackMsg) -> None:
-            self._send_ticks(message)
-            state_of(message, self.widgets[label]).trigger_value = True
+        self.run(page, lambda message: setattr(state_of(message, self.widgets[label]), "trigger_value", True))
 
-        self.run(page, change)
-
-    def tick(self, page: str, label: str, ticked: bool) -> None:
-        """Set a checkbox. A browser sends the state of all of them each time; so does this, for those of the page."""
-        self.ticked[label] = ticked
-        self.run(page, self._send_ticks)
-
-    def _send_ticks(self, message: BackMsg) -> None:
-        for label, ticked in self.ticked.items():
-            state_of(message, self.widgets[label]).bool_value = ticked
-
-    def upload(self, page: str, label: str, files: dict[str, bytes]) -> None:
-        """Give files to an uploader as a browser does: ask where to, put them there, then say so."""
+    def upload(self, page: str, begin: str, files: dict[str, bytes]) -> None:
+        """Give files to the uploader whose label begins so, as a browser does: ask where to, put them there, then say so."""
+        (uploader,) = (widget for label, widget in self.widgets.items() if label.startswith(begin))
         self.http.get(f"{self.server}/_stcore/health", timeout=LIMIT)
         token = self.http.cookies["_streamlit_xsrf"]
         request = BackMsg()
@@ -149,7 +139,7 @@ class Session:
             answer.raise_for_status()
 
         def change(message: BackMsg) -> None:
-            state = state_of(message, self.widgets[label])
+            state = state_of(message, uploader)
             for place, (name, content) in zip(places, files.items(), strict=True):
                 info = state.file_uploader_state_value.uploaded_file_info.add()
                 info.file_id, info.name, info.size = place.file_id, name, len(content)
@@ -160,9 +150,8 @@ class Session:
     def open_own(self) -> None:
         """The sample with a recording and a cluster of this session's name."""
         self.press("", "Open the sample")
-        label = next(widget for widget in self.widgets if widget.startswith("Routing logs"))
         own = {f"ownrecording{self.number:02}.npz": recording(1 + self.number // 2)}
-        self.upload("", label, own | {f"owncluster{self.number:02}.json": cluster(self.number)})
+        self.upload("", "Routing logs", own | {f"owncluster{self.number:02}.json": cluster(self.number)})
 
     def visit(self) -> None:
         """Every page in turn; each that shows the session must name this session's recording and cluster."""
@@ -177,6 +166,15 @@ class Session:
 def state_of(message: BackMsg, widget: str) -> WidgetState:
     """A new state of a widget in a message."""
     return message.rerun_script.widget_states.widgets.add(id=widget)
+
+
+def stored(token: str, recordings: list[RoutingTrace], cluster: Cluster, model: MoEModel, **more: Any) -> str:
+    """Put a session into the data folder; returns the query of its address. recordings: of the model, the first one open; more:
+    further fields"""
+    names = {store.save_workload(recording): recording.name for recording in recordings}
+    about = {"workloads": names, "workload": next(iter(names)), "model_of": dict.fromkeys(names, model)}
+    store.save_session(token, write(Opened(**about, cluster=cluster, model=model, **more)))
+    return f"session={token}"
 
 
 def recording(variant: int) -> bytes:
@@ -197,38 +195,13 @@ def cluster(number: int) -> bytes:
 
 
 @contextmanager
-def studio(folder: Path, python: str = sys.executable) -> Iterator[tuple[int, psutil.Process]]:
-    """The port of a studio of its own, and its process.
-
-    folder: of its data
-    python: the interpreter
-    """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    server = subprocess.Popen(
-        [python, "-m", "streamlit", "run", "app/main.py", "--server.port", str(port)],
-        cwd=ROOT,
-        env=os.environ | {"SWITCHYARD_DATA": str(folder)},
-        stdout=subprocess.DEVNULL,
-    )
-    try:
-        until = time.monotonic() + 60
-        while not reachable(port):
-            if time.monotonic() > until:
-                raise RuntimeError("the studio did not start")
-            time.sleep(0.1)
-        yield port, psutil.Process(server.pid)
-    finally:
-        server.terminate()
-        server.wait(60)
-
-
-def reachable(port: int) -> bool:
-    with suppress(requests.ConnectionError):
-        requests.get(f"http://127.0.0.1:{port}/_stcore/health", timeout=1)
-        return True
-    return False
+def studio(folder: Path, warm_process: Path | None = None) -> Iterator[tuple[int, psutil.Process]]:
+    """The port of a studio with a data folder of its own, and its process: whoever listens there, of a warm one a fork."""
+    port = free_port()
+    with studios(folder, warm_process) as start:
+        start(port=port)
+        at_port = (each.pid for each in psutil.net_connections("tcp4") if each.laddr.port == port and each.status == "LISTEN")
+        yield port, psutil.Process(next(at_port))
 
 
 def at_once(sessions: list[Session], act: Callable[[Session], None]) -> None:
@@ -242,11 +215,8 @@ def at_once(sessions: list[Session], act: Callable[[Session], None]) -> None:
         except Exception as error:  # whatever ends a session is to be told
             session.faults.append(repr(error))
 
-    threads = [threading.Thread(target=work, args=(session,)) for session in sessions]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(sessions)) as pool:
+        list(pool.map(work, sessions))
 
 
 def times(sessions: list[Session], page: str) -> str:
@@ -255,7 +225,7 @@ def times(sessions: list[Session], page: str) -> str:
 
 
 def main(count: int = 20) -> int:
-    with tempfile.TemporaryDirectory() as folder, studio(Path(folder)) as (port, process), ExitStack() as open:
+    with tempfile.TemporaryDirectory() as folder, studio(Path(folder) / "data") as (port, process), ExitStack() as open:
         idle = process.memory_info().rss
         alone = Session(port, 99, open)
         alone.open_own()

@@ -16,7 +16,6 @@ from engine.training import balanced_load, usual_step
 from tests.benchmarks.shared import timed
 
 SAMPLE = Path(__file__).parents[2] / "sample_traces" / "tiny-moe-alpha.json"
-HOUR = 3600.0
 
 
 def training(layers: int) -> Problem:
@@ -26,10 +25,11 @@ def training(layers: int) -> Problem:
     return make_problem(balanced_load(model), hardware, model, Datasheet(), step=usual_step(model, len(hardware.gpus)))
 
 
-def swept(problem: Problem, trials: tuple[Trial, ...], patience: float) -> tuple[list, float]:
-    """The points of a sweep and its seconds. patience: seconds in this process before others are prepared."""
-    parallel.PATIENCE = patience
-    return timed(lambda: [point for point, _ in sweep(problem, trials)])
+def swept(label: str, problem: Problem, trials: tuple[Trial, ...], alone: float | None = None) -> tuple[list, float]:
+    """The points of a sweep and its seconds, which are printed over those of a sweep alone."""
+    points, seconds = timed(lambda: [point for point, _ in sweep(problem, trials)])
+    print(f"{label:>40} {seconds:8.2f} s", f"{alone / seconds:4.2f} ×" if alone else "")
+    return points, seconds
 
 
 def main() -> None:
@@ -38,12 +38,10 @@ def main() -> None:
     for count, layers in ((8, 8), (64, 48)):
         problem = training(layers)
         trials = trials_of(problem, "micro_op", [0.1 * (1 + place) for place in range(count - 3)])
-        here, alone = swept(problem, trials, HOUR)
-        print(f"{f'{count} points of {layers} layers in this process':>40} {alone:8.2f} s")
-        there, seconds = swept(problem, trials, default)
-        name = f"{processes.processors()} processes, once it proves long"
-        print(f"{name:>40} {seconds:8.2f} s  {alone / seconds:4.2f} ×")
-        assert there == here
+        parallel.PATIENCE = 3600.0  # seconds in this process before others are prepared
+        here, alone = swept(f"{count} points of {layers} layers in this process", problem, trials)
+        parallel.PATIENCE = default
+        assert swept(f"{processes.processors()} processes, once it proves long", problem, trials, alone)[0] == here
     try:
         import distributed
     except ImportError:
@@ -54,9 +52,7 @@ def main() -> None:
         distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0", local_directory=folder) as cluster,
     ):
         os.environ[parallel.ADDRESS] = cluster.scheduler_address
-        there, seconds = swept(problem, trials, default)
-        print(f"{'on a Dask cluster of 2 workers':>40} {seconds:8.2f} s  {alone / seconds:4.2f} ×")
-        assert there == here
+        assert swept("on a Dask cluster of 2 workers", problem, trials, alone)[0] == here
 
 
 if __name__ == "__main__":

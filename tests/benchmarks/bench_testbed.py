@@ -1,60 +1,38 @@
-"""Every send order on the testbed with its prediction: `python -m tests.benchmarks.bench_testbed [RUNS [PASSES]]`.
+"""Send orders and travels on the testbed with their predictions: `python -m tests.benchmarks.bench_testbed [RUNS [PASSES]]`.
 
-Eight ranks with links at the rates of Aurora's heterogeneous cluster (`sample_traces/mixed-8.json`) at a thousandth:
-100/100/80/80/50/50/40/40 Mbit/s. The recording `alpha-code`, with skewed traffic, on one placement for all: random and
-shortest-first orders, everything at once, matched and shared phases. All five run in turn in one job; RUNS jobs (default 3)
-of PASSES timed passes (default 5). Then, with experts in contiguous blocks, two nodes of two H100 with links nine times as fast
-as their ports (400 and 44.4 Mbit/s): everything at once, matched phases, and a two-tier order; and there everything at once
-again, by how the tokens of `beta-code` (two experts each) travel: one row per token copy, a row per GPU, a row per node, and
-that with fp8 there and bf16 back. Needs root. Nothing else should run on the machine: the load is printed with every job.
+Two nodes of two H100 with links nine times as fast as their ports (400 and 44.4 Mbit/s) and experts in contiguous blocks. First
+the recording `alpha-code`: everything at once, matched phases, and a two-tier order. Then everything at once by how the tokens
+of `beta-code` (two experts each) travel: one row per token copy, a row per GPU, a row per node, and that with fp8 there and
+bf16 back. All run in turn in one job; RUNS jobs (default 3) of PASSES timed passes (default 5). Needs root. Nothing else should
+run on the machine: the load is printed with every job.
 """
 
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from engine.catalogue import cluster_presets
-from engine.cli.output import table
 from engine.cluster import Cluster
 from engine.costs import Datasheet
-from engine.formats import read_cluster, read_model, read_workload
+from engine.formats import read_model
 from engine.launch.preparation.launch import Launch, PreparedLaunch
 from engine.launch.preparation.prepare import prepare
-from engine.launch.results.comparison import compare
 from engine.launch.results.preference import prefer
-from engine.launch.results.run import Run
 from engine.launch.running.local import run_here
-from engine.plan import Plan, SendOrder, Travel
+from engine.plan import OrderMode, Plan, SendOrder, Travel
 from engine.problem import Problem, make_problem
 from engine.result import never
 from engine.simulate.work import Load
 from engine.systems import SYSTEMS
 from engine.systems.base import run, silent
 from engine.systems.pieces import phased_order
-from engine.units import ratio, seconds
-
-SAMPLES = Path(__file__).parents[2] / "sample_traces"
-
-ORDERS = {
-    "RCS": ("rcs", {"placement": "aurora"}),
-    "SJF": ("sjf", {"placement": "aurora"}),
-    "concurrent": ("aurora", {"order": "concurrent"}),
-    "matched": ("aurora", {"order": "matched"}),
-    "shared": ("aurora", {"order": "shared"}),
-}
-"""System and options by the name of the order."""
-
-
-def plans_of(problem: Problem) -> list[Plan]:
-    """One plan an order, all with the same placement."""
-    plans = [
-        run(SYSTEMS[system], problem, options).result.solution.model_copy(update={"name": name})
-        for name, (system, options) in ORDERS.items()
-    ]
-    assert all(plan.placement == plans[0].placement for plan in plans)
-    return plans
+from engine.units import seconds
+from tests.benchmarks.shared import columns
+from tests.cases.cli import SAMPLES
+from tests.cases.samples import sample
 
 
 def two_nodes() -> Cluster:
@@ -64,80 +42,42 @@ def two_nodes() -> Cluster:
     return Cluster(name="two nodes", nodes=nodes)
 
 
-def tiered_plans_of(problem: Problem) -> list[Plan]:
-    """Everything at once, matched and two-tier, all with the same placement."""
+def plans_of(problem: Problem, orders: Sequence[OrderMode] = (), travels: Sequence[Travel] = ()) -> Iterator[Plan]:
+    """Plans with experts in contiguous blocks: of each order, and everything at once by how tokens travel."""
     linear = run(SYSTEMS["linear"], problem, {}).result.solution
     load = Load(problem, linear.placement, problem.travel)
-    orders = {mode: phased_order(load, mode, never) for mode in ("concurrent", "matched", "two-tier")}
-    parts = ({"name": mode, "send_order": order, "claim": None} for mode, order in orders.items())
-    return [linear.model_copy(update=part) for part in parts]
-
-
-def travelling_plans_of(problem: Problem) -> list[Plan]:
-    """Everything at once with the same placement, by how tokens travel."""
-    linear = run(SYSTEMS["linear"], problem, {}).result.solution
-    travels = (Travel(), Travel(unit="gpu"), Travel(unit="node"), Travel(unit="node", dispatch="fp8", combine="bf16"))
-    at_once = dict(linear) | {"send_order": SendOrder(mode="concurrent"), "claim": None}
-    return [Plan.model_validate(at_once | {"name": travel.in_words, "travel": travel}) for travel in travels]
+    for mode in orders:
+        yield linear.with_parts(name=mode, send_order=phased_order(load, mode, never), claim=None)
+    for travel in travels:
+        yield linear.with_parts(name=travel.in_words, send_order=SendOrder(mode="concurrent"), travel=travel, claim=None)
 
 
 def main(jobs: int = 3, passes: int = 5) -> None:
-    mixed = read_cluster(SAMPLES / "mixed-8.json")
-    for sample, cluster, plans_for, scale in (
-        ("alpha", mixed, plans_of, None),
-        ("alpha", two_nodes(), tiered_plans_of, 9000.0),
-        ("beta", two_nodes(), travelling_plans_of, 9000.0),
-    ):
-        model = read_model(SAMPLES / f"tiny-moe-{sample}.json")
-        trace = read_workload(SAMPLES / "tiny-moe" / f"{sample}-code.npz", num_experts=model.experts)
-        plans = tuple(plans_for(make_problem(trace, cluster, model, Datasheet())))
+    cluster = two_nodes()
+    travels = (Travel(), Travel(unit="gpu"), Travel(unit="node"), Travel(unit="node", dispatch="fp8", combine="bf16"))
+    for name, wanted in (("alpha", {"orders": ("concurrent", "matched", "two-tier")}), ("beta", {"travels": travels})):
+        model = read_model(SAMPLES / f"tiny-moe-{name}.json")
+        trace = sample(f"{name}-code")
+        plans = tuple(plans_of(make_problem(trace, cluster, model, Datasheet()), **wanted))
         print(f"\n{cluster.name}, {trace.name}")
-        ranks = len(cluster.gpus)
-        launch = Launch(plans, trace, model, cluster, on="testbed", ranks=ranks, scale=scale, repeats=passes)
+        launch = Launch(plans, trace, model, cluster, on="testbed", ranks=4, scale=9000.0, repeats=passes)
         measure(prepare(launch), jobs)
 
 
 def measure(launch: PreparedLaunch, jobs: int) -> None:
-    """Run a launch so often, and print every job and how far its plans were from their predictions."""
+    """Run a launch so often, and print how far its plans were from their predictions."""
     for check in launch.checks:
         print(f"{check.name}: {check.text}")
-    factors = {plan.name: [] for plan in launch.plans}
+    row = columns({"order": "32", "predicted": "10", "measured": "10", "ratio": "6.3f"})
     for job in range(jobs):
         before = load()
         with tempfile.TemporaryDirectory() as folder:
             run = run_here(launch, Path(folder) / "run", never, silent)
-        source = run.runs[0].predicted.cost_source
-        print(f"\njob {job + 1} of {jobs}, load {before} before and {load()} after; {source}")
-        show(run)
-        for plan_run in run.runs:
-            factors[plan_run.plan.name].append(float(np.median(plan_run.totals)) / plan_run.predicted.total)
-    print("\nmeasured / predicted of every job")
-    for name, each in factors.items():
-        print(f"  {name:32} {'  '.join(f'{factor:.3f}' for factor in each)}")
-    worst = max((abs(factor - 1) for each in factors.values() for factor in each), default=0.0)
-    print(f"furthest from its prediction: {worst:.1%}")
-
-
-def show(run: Run) -> None:
-    """The table of one job."""
-    rows = []
-    for plan_run in run.runs:
-        median, laid = float(np.median(plan_run.totals)), compare(plan_run.predicted, plan_run.measured)
-        network = laid.by_kind.set_index("kind").loc[["dispatch", "combine"], ["predicted", "measured"]].sum()
-        rows.append(
-            [
-                plan_run.plan.name,
-                seconds(plan_run.predicted.total),
-                seconds(median),
-                ratio(median / plan_run.predicted.total),
-                f"{seconds(min(plan_run.totals))} to {seconds(max(plan_run.totals))}",
-                ratio(network["measured"] / network["predicted"]),
-                ratio(laid.waiting / laid.predicted_waiting),
-            ]
-        )
-    header = ["order", "predicted", "measured", "ratio", "passes", "network alone", "meetings alone"]
-    print(table(header, rows))
-    print("\n".join(prefer(run.runs).lines))
+        print(f"job {job + 1} of {jobs}, load {before} before and {load()} after; {run.runs[0].predicted.cost_source}")
+        for each in run.runs:
+            total, median = each.predicted.total, float(np.median(each.totals))
+            row(each.plan.name, seconds(total), seconds(median), median / total)
+        print("\n".join(prefer(run.runs).lines))
 
 
 def load() -> str:

@@ -1,14 +1,12 @@
 """The What-if page at 64 GPUs: `python -m tests.benchmarks.bench_what_if [SESSIONS]` (default 20).
 
 DeepSeek-R1 on eight nodes of eight H100 as in `bench_scale`, one model and two, every session with a recording of its own. For
-one session alone and for all at once: how long the first look at the page takes, and how long a slider. Meanwhile a bystander
-looks at the Cluster page again and again.
+one session alone and for all at once: how long the first look at the page takes, and how long a slider.
 """
 
 import os
 import sys
 import tempfile
-import threading
 import time
 from contextlib import ExitStack
 from dataclasses import replace
@@ -16,17 +14,14 @@ from pathlib import Path
 
 import numpy as np
 from streamlit.proto.BackMsg_pb2 import BackMsg
-from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
 
-from app.state.stored import Session as Opened
-from app.state.stored import write
 from app.what_if.live import FASTER
 from engine import store
 from engine.cli.output import table
 from engine.compare.synthetic import synthetic
 from engine.units import ratio, seconds
 from engine.workload import RoutingTrace
-from tests.benchmarks.bench_sessions import Session, at_once, state_of, studio, times
+from tests.benchmarks.bench_sessions import Session, at_once, state_of, stored, studio, times
 from tests.benchmarks.shared import MODEL, RECIPE, cluster_of
 
 GPUS = 64
@@ -37,16 +32,7 @@ FIRST, MOVED = "first look", "a slider"
 class Visitor(Session):
     """A browser at the address of a stored session."""
 
-    def __init__(self, port: int, number: int, open: ExitStack, token: str) -> None:
-        self.sliders: dict[str, str] = {}
-        super().__init__(port, number, open, f"session={token}")
-        self.position = FASTER.index(1.0)
-
-    def look_at(self, message: ForwardMsg) -> None:
-        super().look_at(message)
-        element = message.delta.new_element
-        if element.WhichOneof("type") == "slider":
-            self.sliders[element.slider.label] = element.slider.id
+    position = FASTER.index(1.0)
 
     def look(self) -> None:
         self.run(PAGE)
@@ -57,62 +43,34 @@ class Visitor(Session):
         self.position += 1
 
         def change(message: BackMsg) -> None:
-            state = state_of(message, self.sliders[SLIDER])
+            state = state_of(message, self.widgets[SLIDER])
             state.string_array_value.data.append(ratio(FASTER[self.position]))
 
         self.run(PAGE, change)
         self.times[MOVED] = self.times[PAGE]
 
 
-def stored(trace: RoutingTrace, number: int, two: bool) -> str:
-    """Put a session with these recordings into the data folder; returns its token."""
-    # The same tokens in another order: recordings of their own, as hard as the first.
+def opened(trace: RoutingTrace, number: int, two: bool) -> str:
+    """The same tokens in another order: recordings of their own, as hard as the first."""
     turns = (number + 1, -number - 1)[: 1 + two]
     own = [replace(trace, name=f"log {by}", experts=np.roll(trace.experts, by, axis=0)) for by in turns]
-    digests = [store.save_workload(recording) for recording in own]
-    opened = Opened(
-        workloads={digest: recording.name for digest, recording in zip(digests, own, strict=True)},
-        workload=digests[0],
-        cluster=cluster_of(GPUS),
-        model=MODEL,
-        model_of=dict.fromkeys(digests, MODEL),
-        second=digests[1] if two else None,
-    )
-    token = f"visitor-{'two' if two else 'one'}-{number}"
-    store.save_session(token, write(opened))
-    return token
-
-
-def bystander(session: Visitor, ended: threading.Event) -> list[float]:
-    """The time of the Cluster page, again and again."""
-    took = []
-    while not ended.is_set():
-        session.run("cluster")
-        took.append(session.times["cluster"])
-        time.sleep(0.1)
-    return took
+    second = {"second": store.save_workload(own[1])} if two else {}
+    return stored(f"visitor-{'two' if two else 'one'}-{number}", own, cluster_of(GPUS), MODEL, **second)
 
 
 def measure(trace: RoutingTrace, two: bool, count: int, port: int) -> list[list[str]]:
     with ExitStack() as open:
-        visitors = [Visitor(port, number, open, stored(trace, number, two)) for number in range(count + 2)]
-        alone, watching, *others = visitors
+        alone, *others = [Visitor(port, number, open, opened(trace, number, two)) for number in range(count + 1)]
         alone.look()
         for _ in range(3):  # by then the worker processes of the studio have started
             time.sleep(2)
             alone.move()
-        rows, ended, took = [], threading.Event(), []
-        thread = threading.Thread(target=lambda: took.extend(bystander(watching, ended)))
-        thread.start()
+        rows = []
         for act, name in ((Visitor.look, FIRST), (Visitor.move, MOVED)):
             at_once(others, act)
             label = f"{'two models' if two else 'one model'}, {name}"
             rows.append([label, seconds(alone.times[name]), times(others, name)])
-        ended.set()
-        thread.join()
-        meanwhile = f"{seconds(float(np.median(took)))}, slowest {seconds(max(took))}"
-        rows.append(["  meanwhile the Cluster page", "", meanwhile])
-        faults = [f"{visitor.number}: {fault}" for visitor in visitors for fault in visitor.faults]
+        faults = [f"{visitor.number}: {fault}" for visitor in (alone, *others) for fault in visitor.faults]
         print("\n".join(faults), file=sys.stderr)
     return rows
 
@@ -120,8 +78,8 @@ def measure(trace: RoutingTrace, two: bool, count: int, port: int) -> list[list[
 def main(count: int = 20) -> None:
     trace = synthetic(MODEL, RECIPE)
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["SWITCHYARD_DATA"] = folder
-        with studio(Path(folder)) as (port, _):
+        os.environ["SWITCHYARD_DATA"] = f"{folder}/data"
+        with studio(Path(folder) / "data") as (port, _):
             rows = [row for two in (False, True) for row in measure(trace, two, count, port)]
     print(table(["", "alone", f"median of {count} at once"], rows))
 

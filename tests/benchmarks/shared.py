@@ -4,19 +4,18 @@ The recording is made by the studio's own generator (skew 0.6, affinity 0.3, see
 experts, top-8. Nodes have links of 450 GB/s and ports of 50 GB/s.
 """
 
-import io
+import json
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
-
-import numpy as np
+from typing import Any, TypeVar
 
 from engine.catalogue import gpu, model_presets
 from engine.cluster import Cluster, Node
-from engine.compare.synthetic import Recipe, synthetic
+from engine.compare.synthetic import Recipe
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 """Public recordings, where they are here."""
@@ -28,6 +27,12 @@ def timed(work: Callable[..., Answer], *arguments: object) -> tuple[Answer, floa
     """The answer of a function and the seconds that it took."""
     begin = time.perf_counter()
     return work(*arguments), time.perf_counter() - begin
+
+
+def in_child(module: str, *words: object) -> Any:
+    """The JSON that `python -m MODULE --child WORDS` prints last: of a process whose peak memory is its own."""
+    command = [sys.executable, "-m", module, "--child", *map(str, words)]
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1])
 
 
 def columns(formats: dict[str, str], title: str = "") -> Callable[..., None]:
@@ -70,11 +75,3 @@ def cluster_of(gpus: int) -> Cluster:
         Node(name=f"node {index}", gpus=(card,) * 8, link_bandwidth=450e9, link_latency=2e-6) for index in range(gpus // 8)
     )
     return Cluster(name=f"{gpus} H100", nodes=nodes, latency=5e-6)
-
-
-def routing_log() -> bytes:
-    """The recording as a file (npz)."""
-    trace = synthetic(MODEL, RECIPE)
-    file = io.BytesIO()
-    np.savez_compressed(file, experts=trace.experts, sequence=trace.sequence)
-    return file.getvalue()
