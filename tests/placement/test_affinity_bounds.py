@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from engine.placement.affinity.bounds import HEAVY_PER_EXPERT, Window, heavy_limit, keep_limit, spectral_limits, triple_limit
+from engine.placement.affinity.bounds import (
+    HEAVY_PER_EXPERT,
+    Window,
+    _connected,
+    _gains,
+    heavy_limit,
+    keep_limit,
+    spectral_limits,
+    triple_limit,
+)
 from engine.placement.affinity.exact import chain_optimum
 from engine.placement.affinity.kernel import AffinityInstance, affinity
 from engine.result import Limits
@@ -107,6 +116,15 @@ def test_closer_than_spectra_where_few_counts_are_heavy():
     tight = limit_of(counts, 32)
     assert result.objective / (counts.sum() - plain) > 1.3
     assert 1 <= result.objective / (counts.sum() - tight) < 1.15
+
+
+def test_gains_of_sets_against_plain_loops():
+    rng = np.random.default_rng(1)
+    heavy = rng.integers(0, 9, (7, 7)) * (rng.random((7, 7)) < 0.4) * 1.0
+    price, sets = heavy.max(axis=0) * 0.8, _connected((heavy @ heavy.T > 0), 3)
+    for row, gain in zip(sets, _gains(sets, heavy, price, 3), strict=True):
+        brings = np.sort(np.maximum(heavy[row[row < 7]].sum(axis=0) - price, 0.0))
+        assert gain == pytest.approx(brings[-3:].sum())
 
 
 def test_too_many_sets_fall_back_on_the_spectra():

@@ -12,6 +12,7 @@ from engine.placement.baselines import linear_assignment, random_assignment, sor
 from engine.result import Status
 from tests.cases.examples import tried
 from tests.cases.placements import mixed_instance, routing
+from tests.oracles.placing import check_assignment
 
 
 def brute_force(instance: AssignmentInstance) -> float:
@@ -36,6 +37,8 @@ def test_equals_every_permutation(gpus, seed, kind, computation, symmetric):
     assert sorted(result.solution) == list(range(instance.gpus))
     assert result.solution.dtype == np.int64
     assert result.objective == result.bound == instance.cost(result.solution)
+    counted = check_assignment(result.solution, tokens, compute, speed, receive, np.ones(gpus))
+    assert result.objective == pytest.approx(counted, rel=1e-12)
     assert result.objective == pytest.approx(brute_force(instance), rel=1e-12)
 
 

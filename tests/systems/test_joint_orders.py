@@ -49,10 +49,8 @@ def test_the_default_for_two_models_comes_close_to_what_no_order_can_undercut(na
 def test_a_joint_order_is_legal_and_takes_what_it_promises(problem):
     plan = joint_plan(problem)
     refuse_broken(plan, problem)
-    timeline = simulate(plan, problem)
-    assert check_timeline(timeline, plan, problem) >= bound_of_plan(plan, problem) * (1 - 1e-7)
-    again = plan.model_validate_json(plan.model_dump_json())
-    assert again.id == plan.id
+    assert check_timeline(simulate(plan, problem), plan, problem) >= bound_of_plan(plan, problem) * (1 - 1e-7)
+    assert plan.model_validate_json(plan.model_dump_json()).id == plan.id
 
 
 def joint_plan(problem: Problem) -> Plan:
