@@ -209,19 +209,13 @@ def test_transitions_replay_the_tokens():
     experts = rng.integers(-1, 8, (50, 4, 3)).astype(np.int16)
     counted, first = transitions(experts, 8), transitions(experts, 8, first_choice=True)
     place = np.array([rng.permutation(8) % 4 for _ in range(4)])
-    hops = stays = node_stays = firsts = 0
-    for token in experts:
-        for layer in range(3):
-            firsts += token[layer, 0] >= 0 and token[layer + 1, 0] >= 0
-            for here, there in product(token[layer], token[layer + 1]):
-                if here >= 0 and there >= 0:
-                    hops += 1
-                    stays += place[layer, here] == place[layer + 1, there]
-                    node_stays += place[layer, here] // 2 == place[layer + 1, there] // 2
-    assert counted.sum() == hops and first.sum() == firsts
-    assert kept(place, counted) == pytest.approx(stays / hops)
-    assert kept(place, counted, np.arange(4) // 2) == pytest.approx(node_stays / hops)
-    assert AffinityInstance(counted, 4).cost(place) == hops - stays
+    steps = [(layer, *pair) for token in experts for layer in range(3) for pair in product(token[layer], token[layer + 1])]
+    ends = [(place[layer, here], place[layer + 1, there]) for layer, here, there in steps if min(here, there) >= 0]
+    assert counted.sum() == len(ends) and first.sum() == ((experts[:, :-1, 0] >= 0) & (experts[:, 1:, 0] >= 0)).sum()
+    stays, node_stays = (np.mean([here // size == there // size for here, there in ends]) for size in (1, 2))
+    assert kept(place, counted) == pytest.approx(stays)
+    assert kept(place, counted, np.arange(4) // 2) == pytest.approx(node_stays)
+    assert AffinityInstance(counted, 4).cost(place) == pytest.approx(len(ends) * (1 - stays))
     walk = rng.integers(0, 8, (100, 5))
     np.testing.assert_array_equal(transitions(walk[:, :, None], 8), counts_of(walk, 8))
 

@@ -2,6 +2,7 @@
 
 import time
 from itertools import product
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -20,12 +21,9 @@ KINDS = (("integer", 0.2), ("float", 1.0), ("skewed", 3.0))
 
 
 def brute_force(instance: AssignmentInstance, slots: np.ndarray, exact_slots: bool) -> float:
-    lowest = np.inf
-    for choice in product(range(instance.gpus), repeat=instance.experts):
-        held = np.bincount(choice, minlength=instance.gpus)
-        if (held == slots).all() if exact_slots else (held <= slots).all():
-            lowest = min(lowest, instance.cost(np.array(choice)))
-    return lowest
+    every = map(np.array, product(range(instance.gpus), repeat=instance.experts))
+    fits = np.equal if exact_slots else np.less_equal
+    return min(instance.cost(row) for row in every if fits(np.bincount(row, minlength=instance.gpus), slots).all())
 
 
 def four_speeds(experts: int, gpus: int, seed: int) -> tuple[AssignmentInstance, np.ndarray]:
@@ -121,12 +119,8 @@ def test_solver_stops_when_asked_and_keeps_its_answer():
 
 
 def test_solver_passes_on_an_exception_of_the_caller():
-    def stop() -> bool:
-        raise KeyboardInterrupt
-
-    model, _ = knapsack()
     with pytest.raises(KeyboardInterrupt):
-        solve(model, Limits(60.0), stop)
+        solve(knapsack()[0], Limits(60.0), Mock(side_effect=KeyboardInterrupt))
 
 
 @pytest.mark.parametrize(("gpus", "experts"), [(4, 3), (5, 2), (5, 4), (6, 1)])

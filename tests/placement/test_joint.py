@@ -22,11 +22,9 @@ SLOTS = {"pairs": (2, 2), "three": (2, 1, 1), "single": (1, 1, 1), "uneven": (3,
 
 def objective_of(instance: JointInstance, place: np.ndarray, weight: float, workloads: str, **limits) -> float:
     """The objective as the validator sees it."""
-    prices = {name: getattr(instance, name) for name in ("gpus_per_node", "cost_gpu", "cost_node")}
-    checks = [
-        check_joint(place, transitions, load, instance.slots, **limits, **prices)
-        for transitions, load in zip(instance.transitions, instance.load, strict=True)
-    ]
+    limits |= {name: getattr(instance, name) for name in ("gpus_per_node", "cost_gpu", "cost_node")}
+    tables = zip(instance.transitions, instance.load, strict=True)
+    checks = [check_joint(place, *pair, instance.slots, **limits) for pair in tables]
     aggregate = np.max if workloads == "worst" else np.mean
     hops = aggregate([check.hop_cost_share for check in checks])
     gpu, share = np.arange(instance.gpus), instance.slots / instance.experts
@@ -39,10 +37,8 @@ def brute_force(
     instance: JointInstance, weight: float, workloads: str, start: np.ndarray | None = None, max_moves: int | None = None
 ) -> float:
     terms = JointTerms(instance, weight, workloads == "worst")
-    every = [np.array(rows) for rows in product(_all_placements(instance.slots), repeat=instance.layers)]
-    if max_moves is not None:
-        every = [place for place in every if (place != start).sum() <= max_moves]
-    return min(terms.objective(place) for place in every)
+    every = map(np.array, product(_all_placements(instance.slots), repeat=instance.layers))
+    return min(terms.objective(place) for place in every if max_moves is None or (place != start).sum() <= max_moves)
 
 
 tiny = st.builds(

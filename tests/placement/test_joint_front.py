@@ -20,10 +20,8 @@ def check_points(points: list[FrontPoint], instance: JointInstance, most: int, w
     """Every figure as the validator sees it, in order, none beaten, no more than asked for."""
     assert 1 <= len(points) <= most
     for point in points:
-        checks = [
-            check_joint(point.gpu_of_expert, transitions, load, instance.slots, **limits)
-            for transitions, load in zip(instance.transitions, instance.load, strict=True)
-        ]
+        tables = zip(instance.transitions, instance.load, strict=True)
+        checks = [check_joint(point.gpu_of_expert, *pair, instance.slots, **limits) for pair in tables]
         for name in ("kept_share", "balancedness", "imbalance", "hop_cost_share"):
             expected = [getattr(check, name) for check in checks]
             np.testing.assert_allclose(getattr(point.figures, name), expected, atol=1e-9)
@@ -128,12 +126,11 @@ def test_without_replicas_it_is_what_the_validator_counts():
     instance = random_instance((2, 2, 2), 4, 3, 0, "floats")
     places = [random_start(instance, seed) for seed in range(4)]
     scores = score_matrix([np.eye(3)[place] for place in places], list(instance.load), list(instance.transitions))
-    assert scores.balancedness.shape == scores.kept_share.shape == (4, 3)
-    for plan, place in enumerate(places):
-        for workload in range(3):
-            check = check_joint(place, instance.transitions[workload], instance.load[workload], instance.slots)
-            assert scores.balancedness[plan, workload] == pytest.approx(check.balancedness, abs=1e-12)
-            assert scores.kept_share[plan, workload] == pytest.approx(check.kept_share, abs=1e-12)
+    tables = [*zip(instance.transitions, instance.load, strict=True)]
+    checks = [[check_joint(place, *pair, instance.slots) for pair in tables] for place in places]
+    for name in ("balancedness", "kept_share"):
+        wanted = np.array([[getattr(check, name) for check in row] for row in checks])
+        assert getattr(scores, name) == pytest.approx(wanted, abs=1e-12)
 
 
 def test_replicas_by_hand():

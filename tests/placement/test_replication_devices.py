@@ -22,15 +22,9 @@ ROUNDED = 1e-8
 def brute_force(popularity: np.ndarray, devices: int, cap: int) -> float:
     """The least largest load over all hostings, devices being alike."""
     experts = len(popularity)
-    held = [combination for size in range(cap + 1) for combination in combinations(range(experts), size)]
-    best = np.inf
-    for choice in combinations_with_replacement(held, devices):
-        hosts = np.zeros(experts)
-        for held_experts in choice:
-            hosts[list(held_experts)] += 1
-        if hosts.all():
-            best = min(best, max(sum(popularity[e] / hosts[e] for e in held_experts) for held_experts in choice))
-    return best
+    held = [np.isin(range(experts), some) for size in range(cap + 1) for some in combinations(range(experts), size)]
+    every = map(np.array, combinations_with_replacement(held, devices))
+    return min((hosted @ (popularity / hosted.sum(axis=0))).max() for hosted in every if hosted.any(axis=0).all())
 
 
 def zipf(experts: int, seed: int) -> np.ndarray:

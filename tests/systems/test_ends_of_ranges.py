@@ -40,11 +40,9 @@ def gpus(draw: st.DrawFn, kind: int) -> Gpu:
 def clusters(draw: st.DrawFn) -> Cluster:
     """Two nodes of two GPUs, with or without links."""
     kinds = [draw(gpus(kind)) for kind in range(draw(st.integers(1, 4)))]
-    nodes = []
-    for index in range(2):
-        cards = tuple(kinds[place % len(kinds)] for place in (2 * index, 2 * index + 1))
-        links = {"link_bandwidth": draw(st.none() | RATES), "link_latency": draw(START_UP)}
-        nodes.append(Node(name=f"node-{index}", gpus=cards, **links))
+    cards = [kinds[place % len(kinds)] for place in range(4)]
+    links = [{"link_bandwidth": draw(st.none() | RATES), "link_latency": draw(START_UP)} for _ in range(2)]
+    nodes = [Node(name=f"node-{at}", gpus=tuple(cards[2 * at :][:2]), **link) for at, link in enumerate(links)]
     return Cluster(name="odd", nodes=nodes, latency=draw(START_UP))
 
 

@@ -130,9 +130,8 @@ def test_eplb_to_the_letter_needs_equal_slots():
 
 def test_a_robust_plan_serves_its_worst_recording_better_than_eplb_on_the_mean():
     problem = sample_problem("alpha-code", "alpha-prose", "alpha-man", tokens=None)
-    robust, usual = (
-        balancedness_of(eplb(problem, algorithm=algorithm).result.solution.placement, problem) for algorithm in ("best", "eplb")
-    )
+    outcomes = (eplb(problem, algorithm=algorithm) for algorithm in ("best", "eplb"))
+    robust, usual = (balancedness_of(outcome.result.solution.placement, problem) for outcome in outcomes)
     assert robust.shape == usual.shape == (3, 8)
     assert robust.min() > usual.min() + 0.1 and robust.mean(axis=1).min() > usual.mean(axis=1).min() + 0.05
     alone = sample_problem("alpha-code", tokens=None)

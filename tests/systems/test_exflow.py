@@ -294,13 +294,9 @@ def test_recordings_without_hops_are_planned_all_the_same():
 def routed(seed: int, tokens: int, layers: int, experts: int, k: int, skew: float = 0.4) -> RoutingTrace:
     """Tokens with k different experts per layer, of which a few groups are popular together."""
     rng = np.random.default_rng(seed)
-    popular = rng.dirichlet(np.full(experts, skew), size=(layers, 3))
-    topic = rng.integers(3, size=tokens)
-    chosen = np.empty((tokens, layers, k), dtype=np.int16)
-    for token, layer in np.ndindex(tokens, layers):
-        weight = popular[layer, topic[token]] + 1e-9
-        chosen[token, layer] = rng.choice(experts, size=k, replace=False, p=weight / weight.sum())
-    return RoutingTrace("routed", chosen, experts)
+    popular = rng.dirichlet(np.full(experts, skew), size=(3, layers))[rng.integers(3, size=tokens)]
+    drawn = np.log(popular + 1e-9) + rng.gumbel(size=popular.shape)
+    return RoutingTrace("routed", np.argsort(-drawn, axis=2)[:, :, :k].astype(np.int16), experts)
 
 
 def executed_bytes(place: np.ndarray, problem: Problem) -> tuple[float, float]:

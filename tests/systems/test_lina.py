@@ -25,15 +25,10 @@ def lina(problem: Problem, **options) -> Outcome:
     return run(SYSTEMS["lina"], problem, options)
 
 
-def popularity_of(problem: Problem) -> np.ndarray:
-    """float64[layer, expert]: every recording counts alike."""
-    loads = [other.load for other in (problem.workload, *problem.others)]
-    return sum(load / load.sum(axis=1, keepdims=True) for load in loads)
-
-
 def largest_loads(plan: Plan, problem: Problem, cap: int) -> np.ndarray:
     """float64[layer]: the validator's largest device load over the mean."""
-    popularity, gpus = popularity_of(problem), plan.placement.gpus
+    loads, gpus = [other.load for other in (problem.workload, *problem.others)], plan.placement.gpus
+    popularity = sum(load / load.sum(axis=1, keepdims=True) for load in loads)  # every recording counts alike
     rows = zip(plan.placement.experts_of_gpu, popularity, strict=True)
     return np.array([check_devices(row, layer, gpus, cap) * gpus / layer.sum() for row, layer in rows])
 
@@ -57,11 +52,9 @@ def test_hosting_is_legal_in_every_layer_and_the_note_has_its_largest_load(packi
 
 def test_the_best_packing_is_nowhere_worse_and_somewhere_better():
     problem = problem_of(chained(3, 300, 3, 8, 0.8), FOUR)
-    loads = {
-        packing: largest_loads(lina(problem, packing=packing, max_experts=3).result.solution, problem, 3)
-        for packing in ("lina", "best")
-    }
-    assert np.all(loads["best"] <= loads["lina"] + 1e-9) and loads["best"].max() < loads["lina"].max()
+    plans = (lina(problem, packing=packing, max_experts=3).result.solution for packing in ("lina", "best"))
+    usual, best = (largest_loads(plan, problem, 3) for plan in plans)
+    assert np.all(best <= usual + 1e-9) and best.max() < usual.max()
 
 
 def test_a_popular_expert_is_hosted_by_as_many_devices_as_its_popularity_asks_for():
