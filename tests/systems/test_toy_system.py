@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 
 from engine.cli import main
-from engine.systems import FILES, SYSTEMS, run
+from engine.goal import Goal
+from engine.systems import FILES, SYSTEMS, registry, run
 from tests.cases.examples import examples
 from tests.cases.samples import SAMPLES
 from tests.oracles.plans import check_plan
@@ -24,10 +25,13 @@ def test_it_is_short_and_one_line_of_the_registry_makes_it_a_system(
     assert len(SOURCE.read_text(encoding="utf-8").splitlines()) < 30
     (system,) = toy.SYSTEMS
     monkeypatch.setitem(FILES, "toy", ("toy",))
-    monkeypatch.setitem(SYSTEMS, "toy", system)
+    for table in (SYSTEMS, registry._OF_GOAL[Goal.INFERENCE]):
+        monkeypatch.setitem(table, "toy", system)
     inputs = ["--workload", SAMPLES / "tiny-moe" / "alpha-code.npz", "--cluster", SAMPLES / "mixed-8.json"]
-    inputs += ["--model", SAMPLES / "tiny-moe-alpha.json", "--system", "toy", "--set", "slots=uneven", "--json"]
-    assert main(["plan", *map(str, inputs)]) == 0
+    inputs += ["--model", SAMPLES / "tiny-moe-alpha.json", "--json"]
+    assert main(["plan", *map(str, inputs), "--system", "all", "--set", "time_limit=0.1"]) == 0
+    assert {"toy", "aurora", "linear"} <= {row["system"] for row in json.loads(capsys.readouterr().out)["plans"]}
+    assert main(["plan", *map(str, inputs), "--system", "toy", "--set", "slots=uneven"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["plans"]
     assert (row["system"], row["name"]) == ("toy", "Toy") and row["metrics"]["total"] > 0
     with pytest.raises(SystemExit):
