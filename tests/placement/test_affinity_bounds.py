@@ -1,7 +1,6 @@
 """Limits on kept hops: never below the hops that any placement keeps, at any iteration, and close for known families."""
 
 import time
-from itertools import combinations
 
 import numpy as np
 import pytest
@@ -10,12 +9,10 @@ from hypothesis import strategies as st
 from engine.placement.affinity.bounds import (
     HEAVY_PER_EXPERT,
     Window,
-    _charges,
     _connected,
     _gains,
     heavy_limit,
     keep_limit,
-    spectral,
     spectral_limits,
     triple_limit,
 )
@@ -23,7 +20,7 @@ from engine.placement.affinity.exact import chain_optimum
 from engine.placement.affinity.kernel import AffinityInstance, affinity
 from engine.result import Limits
 from tests.cases.examples import tried
-from tests.cases.placements import permutation_affinity, planted_affinity, topic_affinity
+from tests.cases.placements import permutation_affinity, topic_affinity
 
 FAR = 1e9
 
@@ -47,10 +44,9 @@ def test_no_limit_is_under_the_optimum(seed, shape, strength, scale):
     optimum = most_kept(counts, gpus)
     assert spectral_limits(counts, gpus).sum() >= optimum * (1 - 1e-12)
     window = Window(counts, gpus)
-    for _ in range(6):
-        for _ in range(8):
-            window.iterate()
-        assert window.evaluate() >= optimum * (1 - 1e-12)
+    for step in range(48):
+        window.iterate()
+        assert step % 8 or window.evaluate() >= optimum * (1 - 1e-12)
     limit = keep_limit(counts, gpus, spectral_limits(counts, gpus), 0.05, time.perf_counter() + FAR, 0.0)
     assert limit >= optimum * (1 - 1e-12)
 
@@ -59,37 +55,16 @@ def test_windows_end_closer_than_spectra():
     """8 experts on 4 GPUs over 12 layers: the optimum is known, and triangle rules bring the limit within 2 %."""
     counts = permutation_affinity(12, 8, 2000)
     optimum = most_kept(counts, 4)
-    cost = counts.sum() - optimum
-    window = Window(counts, 4)
-    limits = []
+    window, limits = Window(counts, 4), []
     for _ in range(15):
         for _ in range(10):
             window.iterate()
         limits.append(window.evaluate())
-    fast = spectral_limits(counts, 4).sum()
-    assert optimum <= limits[-1] < fast
-    assert cost / (counts.sum() - fast) - 1 > 2 * (cost / (counts.sum() - limits[-1]) - 1)
-    assert cost / (counts.sum() - limits[-1]) < 1.05
+    windows, spectra = (
+        (counts.sum() - optimum) / (counts.sum() - most) for most in (limits[-1], spectral_limits(counts, 4).sum())
+    )
+    assert 1 <= windows < 1.05 and spectra - 1 > 2 * (windows - 1)
     assert limits == sorted(limits, reverse=True)
-
-
-def test_exact_for_uniform_and_for_perfect_transitions():
-    assert spectral(np.full((12, 12), 5.0), 4) == pytest.approx(12 * 12 * 5 / 4)
-    counts, _ = planted_affinity(3, 12, 4, 3000, 1.0)
-    assert spectral(counts[0], 4) == pytest.approx(counts[0].sum())
-
-
-@pytest.mark.parametrize(
-    "costs", [(2.0, 2.5), *(pytest.param(costs, marks=pytest.mark.everything) for costs in ((1.0, 4.0), (3.0, 1.0)))]
-)
-def test_a_bound_lies_between_nothing_and_the_objective_with_nodes(costs):
-    instance = AffinityInstance(topic_affinity(4, 24, 3000), 6, 2, *costs)
-    result = affinity(instance, Limits(0.3, wall=60))
-    assert 0 < result.bound <= result.objective
-    # Any placement at all obeys it.
-    rng = np.random.default_rng(0)
-    for _ in range(20):
-        assert instance.cost(np.array([rng.permutation(24) % 6 for _ in range(4)])) >= result.bound
 
 
 @pytest.mark.parametrize(("seed", "costs"), list(enumerate([(1.0, 1.0), (1.0, 5.0), (2.0, 1.0), (0.5, 0.75), (0.0, 1.0)])))
@@ -102,17 +77,6 @@ def test_bounds_with_nodes_hold_against_the_optimum(monkeypatch, seed, costs):
     assert result.bound <= optimum + 1e-9
     assert result.objective == pytest.approx(optimum)
     assert result.bound >= 0.6 * optimum
-
-
-STOPPED = ({"stop": lambda: True}, {"deadline": 0.0}, {"enough": np.inf})
-
-
-@pytest.mark.parametrize("change", STOPPED)
-def test_work_ends_at_the_clock_when_told_and_once_it_is_enough(change):
-    counts = permutation_affinity(6, 32, 5000)
-    usual = {"seconds": 100.0, "deadline": time.perf_counter() + FAR, "enough": 0.0}
-    fast = spectral_limits(counts, 8)
-    assert keep_limit(counts, 8, fast, **usual | change) == fast.sum()
 
 
 def limit_of(counts: np.ndarray, gpus: int) -> float:
@@ -154,43 +118,13 @@ def test_closer_than_spectra_where_few_counts_are_heavy():
     assert 1 <= result.objective / (counts.sum() - tight) < 1.15
 
 
-def test_a_planted_placement_of_perfect_affinity_is_proven():
-    counts, _ = planted_affinity(5, 16, 4, 20_000, 1.0)
-    assert counts.sum() <= limit_of(counts, 4) <= counts.sum() * (1 + 1e-9)
-
-
-def test_connected_sets_are_all_and_no_others():
-    rng = np.random.default_rng(0)
-    for _ in range(20):
-        shared = np.triu(rng.random((9, 9)) < 0.25, 1)
-        shared |= shared.T
-        wanted = {
-            group
-            for size in (2, 3, 4)
-            for group in combinations(range(9), size)
-            if (np.linalg.matrix_power(shared[np.ix_(group, group)] + np.eye(size), size) > 0).all()
-        }
-        sets = _connected(shared, 4)
-        assert len(sets) == len(wanted)
-        assert {tuple(int(expert) for expert in row if expert < 9) for row in sets} == wanted
-
-
-def test_gains_and_charges_against_plain_loops():
+def test_gains_of_sets_against_plain_loops():
     rng = np.random.default_rng(1)
     heavy = rng.integers(0, 9, (7, 7)) * (rng.random((7, 7)) < 0.4) * 1.0
-    price = heavy.max(axis=0) * 0.8
-    sets = _connected((heavy @ heavy.T > 0), 3)
-    gains = _gains(sets, heavy, price, 3)
-    for row, gain in zip(sets, gains, strict=True):
-        group = row[row < 7]
-        brings = np.sort(np.maximum(heavy[group].sum(axis=0) - price, 0.0))
+    price, sets = heavy.max(axis=0) * 0.8, _connected((heavy @ heavy.T > 0), 3)
+    for row, gain in zip(sets, _gains(sets, heavy, price, 3), strict=True):
+        brings = np.sort(np.maximum(heavy[row[row < 7]].sum(axis=0) - price, 0.0))
         assert gain == pytest.approx(brings[-3:].sum())
-    # Whatever the division into groups of three, its gains are covered.
-    gain_of = {tuple(row[row < 7].tolist()): gain for row, gain in zip(sets, gains, strict=True)}
-    charge = _charges(sets, gains, 7)
-    for first in combinations(range(7), 3):
-        for second in combinations(sorted(set(range(7)) - set(first)), 3):
-            assert gain_of.get(first, 0.0) + gain_of.get(second, 0.0) <= charge + 1e-9
 
 
 def test_too_many_sets_fall_back_on_the_spectra():
@@ -202,12 +136,14 @@ def test_too_many_sets_fall_back_on_the_spectra():
     assert limit_of(popular, 64) == limits.sum()
 
 
-def test_heavy_limits_end_when_told_and_once_it_is_enough():
+def test_limits_end_at_the_clock_when_told_and_once_it_is_enough():
     counts = permutation_affinity(9, 64, 50_000)
     plain = spectral_limits(counts, 16)
     usual = {"seconds": FAR, "deadline": time.perf_counter() + FAR, "enough": 0.0}
-    for change in (*STOPPED, {"seconds": 0.0}):
-        assert heavy_limit(counts, 16, plain, **(usual | change)) == plain.sum()
+    for change in ({"stop": lambda: True}, {"deadline": 0.0}, {"enough": np.inf}, {"seconds": 0.0}):
+        assert heavy_limit(counts, 16, plain, **usual | change) == plain.sum()
+        if "seconds" not in change:
+            assert keep_limit(counts, 16, plain, **usual | {"seconds": 100.0} | change) == plain.sum()
     heard = []
     tight = heavy_limit(counts, 16, plain, **usual, on_limit=heard.append)
     assert heard == sorted(heard, reverse=True)

@@ -1,20 +1,17 @@
 """Experts that fire together against every placement of small instances, and under changes that must not matter."""
 
-import threading
 import time
-from dataclasses import replace
-from itertools import combinations, product
+from itertools import product
 
 import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from engine.errors import IllegalError, InputError
+from engine.errors import IllegalError
 from engine.placement.coactivation import CoactivationInstance, coactivation
 from engine.placement.coactivation.copies import served, with_copies
 from engine.placement.coactivation.exact import fewest_rows
 from engine.placement.coactivation.instance import nets_between, nets_of
-from engine.placement.coactivation.kernel import compile_ahead
 from engine.placement.coactivation.relaxation import Relaxation, facets, tangent
 from engine.placement.coactivation.search import Task, swap, tables_of
 from engine.result import Limits, Status
@@ -24,17 +21,8 @@ from tests.cases.samples import every_placement
 from tests.oracles.placing import check_coactivation
 
 SHORT = Limits(0.2, wall=100, exact=False)
-SHAPES = [
-    (4, 2, None, "gpu"),
-    (6, 3, None, "gpu"),
-    (6, 2, None, "gpu"),
-    (8, 4, 2, "node"),
-    (8, 4, 2, "gpu"),
-    (6, 6, 3, "node"),
-    (5, 5, None, "gpu"),
-    (6, 6, 1, "node"),
-    (4, 4, 4, "node"),
-]
+SHAPES = [(experts, gpus, None, "gpu") for experts, gpus in ((4, 2), (6, 3), (6, 2), (5, 5))]
+SHAPES += [(8, 4, 2, "node"), (8, 4, 2, "gpu"), (6, 6, 3, "node"), (6, 6, 1, "node"), (4, 4, 4, "node")]
 
 
 def made(shape, choices: int, tokens: int, cap: float | None, seed: int, layers: int = 1) -> CoactivationInstance:
@@ -43,16 +31,6 @@ def made(shape, choices: int, tokens: int, cap: float | None, seed: int, layers:
     chosen = random_tokens(layers, tokens, experts, min(choices, experts), seed, missing=0.1)
     source = rng.integers(-1 if seed % 3 == 0 else 0, gpus, tokens)
     return CoactivationInstance(chosen, source, gpus, per_node, travel, cap, experts)
-
-
-small = st.builds(
-    made,
-    st.sampled_from(SHAPES),
-    st.integers(1, 4),
-    st.integers(1, 40),
-    st.sampled_from([None, 1.0, 1.2, 1.6]),
-    st.integers(0, 2**32 - 1),
-)
 
 
 def check(result, instance: CoactivationInstance) -> tuple[list[int], list[float]]:
@@ -70,17 +48,17 @@ def check(result, instance: CoactivationInstance) -> tuple[list[int], list[float
     return rows, imbalance
 
 
-@tried(20, small, fewest=4)
+caps, seed = st.sampled_from([None, 1.0, 1.2, 1.6]), st.integers(0, 2**32 - 1)
+
+
+@tried(20, st.builds(made, st.sampled_from(SHAPES), st.integers(1, 4), st.integers(1, 40), caps, seed), fewest=4)
 def test_equals_every_placement(instance):
     result, searched = (coactivation(instance, limits) for limits in (Limits(wall=100), SHORT))
     check(result, instance)
     check(searched, instance)
-    shape = instance.gpus, instance.gpus_per_node, instance.travel
-    checks = [
-        check_coactivation(place, instance.experts, instance.source_gpu, *shape)
-        for place in every_placement(1, instance.expert_count, instance.gpus)
-    ]
-    places = [(imbalance[0], rows[0]) for rows, imbalance in checks]
+    problem = instance.experts, instance.source_gpu, instance.gpus, instance.gpus_per_node, instance.travel
+    every = every_placement(1, instance.expert_count, instance.gpus)
+    places = [(imbalance[0], rows[0]) for rows, imbalance in (check_coactivation(place, *problem) for place in every)]
     least = min(imbalance for imbalance, _ in places)
     allowed = max(least, instance.cap or np.inf) + 1e-9
     best = min(rows for imbalance, rows in places if imbalance <= allowed)
@@ -106,24 +84,6 @@ def test_search_finds_the_optimum_of_dynamic_programming(shape, cap):
     assert searched.objective == exact.objective
 
 
-@tried(15, small, st.integers(0, 2**32 - 1), fewest=4)
-def test_names_of_gpus_and_order_do_not_matter_and_tokens_twice_send_twice_the_rows(instance, seed):
-    """GPUs renamed with the tokens' sources (whole nodes, and places in them), experts renamed, tokens in another order."""
-    rng = np.random.default_rng(seed)
-    size = instance.node_size
-    gpu = (rng.permutation(instance.gpus // size)[:, None] * size + rng.permutation(size)).ravel()
-    expert = np.append(rng.permutation(instance.expert_count), -1)
-    order = rng.permutation(instance.experts.shape[1])
-    source = np.where(instance.source_gpu < 0, -1, gpu[instance.source_gpu])[order]
-    other = replace(instance, experts=expert[instance.experts][:, order], source_gpu=source)
-    ours, theirs = (coactivation(each, Limits(wall=100)) for each in (instance, other))
-    assert (ours.objective, ours.bound, ours.status) == (theirs.objective, theirs.bound, theirs.status)
-    twice = {"experts": np.concatenate([instance.experts] * 2, axis=1), "source_gpu": np.tile(instance.source_gpu, 2)}
-    assert coactivation(replace(instance, **twice)).objective == 2 * ours.objective
-    if instance.group_size == 1:  # one GPU to a node is travel between GPUs
-        assert coactivation(replace(instance, gpus_per_node=1, travel="node")).objective == ours.objective
-
-
 @pytest.mark.parametrize(("stray", "travel"), [(0.0, "gpu"), (0.15, "gpu"), (0.15, "node")])
 def test_planted_partitions_are_recovered(stray, travel):
     chosen, planted = planted_tokens(3000, 64, 8, 6, stray)
@@ -133,21 +93,6 @@ def test_planted_partitions_are_recovered(stray, travel):
     assert result.objective <= instance.rows(planted[None])[0]
     if not stray:
         assert result.status is Status.OPTIMAL and result.objective == 3000
-
-
-def saved_on_others(chosen: np.ndarray, cap: float) -> float:
-    """Rows saved against contiguous blocks on the second half of the tokens int16[token, choice], by a plan for the first."""
-    half, source = len(chosen) // 2, np.arange(len(chosen) // 2) % 8
-    plan_on, score_on = (CoactivationInstance(part[None], source, 8, cap=cap) for part in (chosen[:half], chosen[half:]))
-    result = coactivation(plan_on, SHORT)
-    check(result, plan_on)
-    return 1 - score_on.rows(result.solution)[0] / score_on.rows(np.arange(64)[None] // 8)[0]
-
-
-def test_where_nothing_fires_together_nothing_is_saved():
-    """The null test: all experts of a token by chance. Where topics bring some together, a plan holds on tokens not seen."""
-    assert abs(saved_on_others(random_tokens(1, 8000, 64, 6, seed=3)[0], 1.1)) < 0.01
-    assert saved_on_others(topic_tokens(8000, 64, 6, topics=12), 1.3) > 0.15
 
 
 def test_the_cap_is_kept_where_a_search_finds_a_way_and_else_the_load_is_least():
@@ -192,29 +137,15 @@ def test_inside_nodes_few_rows_go_over_links():
 @pytest.mark.clock
 def test_same_seed_same_answer_and_a_stop_answers_soon():
     chosen = np.stack([topic_tokens(4096, 256, 8, seed) for seed in range(2)])
-    instance = CoactivationInstance(chosen, np.arange(4096) % 32, 32, 8, "node", 1.2)
     one_layer = CoactivationInstance(chosen[:1, :500] % 64, np.arange(500) % 8, 8)
     ours, theirs = (coactivation(one_layer, Limits(0.2, wall=100, seed=7)) for _ in range(2))
     assert (ours.solution == theirs.solution).all() and ours.bound == theirs.bound
-    stopped = threading.Event()
-    threading.Timer(0.2, stopped.set).start()
+    instance = CoactivationInstance(chosen, np.arange(4096) % 32, 32, 8, "node", 1.2)
     start = time.perf_counter()
-    result = coactivation(instance, Limits(600), stopped.is_set)
+    result = coactivation(instance, Limits(600), lambda: time.perf_counter() > start + 0.2)
     assert time.perf_counter() - start < 5  # a second on a machine that does nothing else
     assert result.status in (Status.CANCELLED, Status.INFEASIBLE)
     check_coactivation(result.solution, chosen, instance.source_gpu, 32, 8, "node")
-    begun = coactivation(instance, Limits(600), lambda: True)
-    assert begun.status is Status.CANCELLED and begun.bound == 0
-
-
-@pytest.mark.clock
-def test_the_clock_ends_it():
-    compile_ahead()
-    chosen = np.stack([topic_tokens(4096, 256, 8, seed) for seed in range(3)])
-    start = time.perf_counter()
-    result = coactivation(CoactivationInstance(chosen, np.arange(4096) % 32, 32), Limits(0.5))
-    assert time.perf_counter() - start < 5
-    assert result.status in (Status.TIME_LIMIT, Status.FEASIBLE)
 
 
 def test_layers_without_tokens_and_a_single_gpu():
@@ -224,26 +155,6 @@ def test_layers_without_tokens_and_a_single_gpu():
     alone = CoactivationInstance(random_tokens(1, 9, 4, 2, 0), np.array([0] * 8 + [-1]), 1, cap=1.0)
     result = coactivation(alone)
     assert (result.status, result.objective) == (Status.OPTIMAL, 1)
-
-
-@pytest.mark.parametrize(
-    ("change", "part"),
-    [
-        ({"experts": np.zeros((1, 3))}, "experts"),
-        ({"experts": np.zeros((1, 3), dtype=int)}, "experts: shape"),
-        ({"expert_count": 2, "experts": np.full((1, 3, 1), 2)}, "0 to 1"),
-        ({"experts": np.full((1, 3, 1), 40_000)}, "40000"),
-        ({"source_gpu": np.zeros(2, dtype=int)}, "3 tokens"),
-        ({"gpus": 0}, "gpus"),
-        ({"travel": "copies"}, "travel"),
-        ({"cap": float("nan")}, "cap"),
-    ],
-)
-def test_a_malformed_instance_says_what_is_wrong(change, part):
-    good = {"experts": np.zeros((1, 3, 1), dtype=int), "source_gpu": np.array([0, 1, 1]), "gpus": 2}
-    CoactivationInstance(**good)
-    with pytest.raises(InputError, match=part):
-        CoactivationInstance(**(good | change))
 
 
 def test_the_validator_finds_what_is_broken():
@@ -313,12 +224,10 @@ def test_no_step_of_the_bound_is_above_the_optimum(shape, choices, tokens, least
     load = np.bincount(chosen[chosen >= 0], minlength=experts)
     most = int((cap or 0) * load.sum() / groups)
     place, most = fewest_rows(nets, Task(load, groups, 1, most, 0.0), cap is not None)
-    optimum = rows_of(chosen, home, place).sum()
     relaxation = Relaxation(chosen, home, groups, experts, load / max(most, 1) if cap else None)
     for step in range(60):
         relaxation.iterate()
-        if step % 6 == 0:
-            assert relaxation.evaluate() <= optimum + 1e-6
+        assert step % 6 or relaxation.evaluate() <= rows_of(chosen, home, place).sum() + 1e-6
 
 
 @tried(40, st.sampled_from([(12, 3), (8, 4), (12, 6), (16, 2)]), st.integers(1, 6), st.integers(0, 2**32 - 1))
@@ -358,32 +267,18 @@ def test_the_gap_is_as_small_as_it_was(kind, worst):
     assert 0 <= result.gap <= worst
 
 
-@pytest.mark.parametrize(("experts", "groups", "choices"), [(12, 4, 4), (8, 2, 3), (6, 6, 5)])
-def test_tables_after_many_swaps_are_those_made_anew(experts, groups, choices):
-    rng = np.random.default_rng(0)
-    chosen = random_tokens(1, 80, experts, choices, 1, missing=0.1)
-    instance = CoactivationInstance(chosen, rng.integers(-1, groups, 80), groups, expert_count=experts)
-    nets = nets_between(instance, 0)
-    tables = tables_of(nets, rng.permutation(experts) % groups)
-    for _ in range(200):
-        i, j = rng.choice(experts, 2, replace=False)
-        if tables.group[i] != tables.group[j]:
-            swap(tables, nets, i, j)
-    for ours, anew in zip(tables, tables_of(nets, tables.group), strict=True):
-        assert (ours == anew).all()
-
-
-def test_tables_say_what_every_swap_costs():
+def test_tables_say_what_every_swap_costs_and_after_many_are_those_made_anew():
     rng = np.random.default_rng(2)
     instance = CoactivationInstance(random_tokens(1, 60, 12, 4, 1), rng.integers(0, 4, 60), 4)
     nets, place = nets_between(instance, 0), rng.permutation(12) % 4
     tables, rows = tables_of(nets, place), instance.rows(place[None])[0]
-    assert nets.rows(place) == rows
-    for i, j in combinations(range(12), 2):
-        g, h = place[i], place[j]
+    for _ in range(100):
+        i, j = rng.choice(12, 2, replace=False)
+        g, h = tables.group[[i, j]]
         if g != h:
-            trial = place.copy()
-            trial[[i, j]] = h, g
-            change = tables.joining[g, j] - tables.alone[i] + tables.shared[i, j]
-            change += tables.joining[h, i] - tables.alone[j] + tables.shared[j, i]
-            assert instance.rows(trial[None])[0] - rows == change
+            rows += tables.joining[g, j] - tables.alone[i] + tables.shared[i, j]
+            rows += tables.joining[h, i] - tables.alone[j] + tables.shared[j, i]
+            swap(tables, nets, i, j)
+            assert instance.rows(tables.group[None])[0] == nets.rows(tables.group) == rows
+    for ours, anew in zip(tables, tables_of(nets, tables.group), strict=True):
+        assert (ours == anew).all()

@@ -11,7 +11,7 @@ from ortools.sat.python.cp_model import UNKNOWN
 from engine.errors import IllegalError, InputError
 from engine.placement.assignment import bottleneck_assignment, with_slack
 from engine.placement.colocation import heterogeneous
-from engine.placement.colocation.heterogeneous import colocate_heterogeneous, decoupled, projections, search, weighted_mean
+from engine.placement.colocation.heterogeneous import colocate_heterogeneous, decoupled, projections, weighted_mean
 from engine.placement.colocation.pairs import (
     ModelTables,
     colocate,
@@ -51,11 +51,6 @@ def all_permutations(size: int) -> np.ndarray:
     return np.array(list(permutations(range(size))))
 
 
-def best_of_all_pairings(four: np.ndarray) -> float:
-    every, first = all_permutations(four.shape[1]), np.arange(four.shape[1])
-    return float(pair_weight(*four)[first, every].max(axis=1).min())
-
-
 def best_of_all_triples(cost: np.ndarray) -> float:
     every, gpu = all_permutations(len(cost)), np.arange(len(cost))
     return min(float(cost[gpu, a, every].max(axis=1).min()) for a in every)
@@ -72,7 +67,11 @@ def test_colocation_equals_every_permutation(experts, seed, kind, balanced):
     four = loads(experts, seed, kind, balanced)
     result = colocate(*four)
     proven(result, check_colocation(result.solution, *four))
-    assert result.objective == best_of_all_pairings(four)
+    every = pair_weight(*four)[np.arange(experts), all_permutations(experts)]
+    assert result.objective == every.max(axis=1).min()
+    # Ties go to the least sum.
+    least = every[every.max(axis=1) == result.objective].sum(axis=1).min()
+    assert balanced or pair_weight(*four)[np.arange(experts), result.solution].sum() == pytest.approx(least, rel=1e-12)
 
 
 @tried(60, st.integers(1, 40), seeds, st.sampled_from(KINDS))
@@ -82,28 +81,6 @@ def test_sorting_is_optimal_where_one_number_decides_and_matching_agrees(experts
     weight = pair_weight(*four)
     matched, bound = bottleneck_assignment(weight, np.arange(experts))
     assert check_colocation(colocate(*four).solution, *four) == bound == check_colocation(matched, *four)
-
-
-@tried(40, st.integers(1, 6), seeds)
-def test_ties_go_to_the_least_sum(experts, seed):
-    four = loads(experts, seed, "integer")
-    result, weight, first = colocate(*four), pair_weight(*four), np.arange(experts)
-    every = weight[first, all_permutations(experts)]
-    least = every[every.max(axis=1) == result.objective].sum(axis=1).min()
-    assert weight[first, result.solution].sum() == pytest.approx(least, rel=1e-12)
-
-
-@tried(40, st.integers(1, 30), seeds, st.sampled_from(KINDS))
-def test_colocation_ignores_names_units_directions_and_grows_with_load(experts, seed, kind):
-    four, rng = loads(experts, seed, kind), np.random.default_rng(seed)
-    objective = colocate(*four).objective
-    of_a, of_b = rng.permutation(experts), rng.permutation(experts)
-    assert colocate(four[0][of_a], four[1][of_a], four[2][of_b], four[3][of_b]).objective == objective
-    assert colocate(*(4 * four)).objective == 4 * objective
-    assert colocate(*four[[1, 0, 3, 2]]).objective == objective
-    assert colocate(*four[[2, 3, 0, 1]]).objective == objective
-    four[rng.integers(4), rng.integers(experts)] += 1.0
-    assert objective <= colocate(*four).objective <= (objective + 1.0) * (1 + 1e-12)
 
 
 @tried(60, st.integers(1, 12), seeds, st.sampled_from(KINDS))
@@ -117,15 +94,6 @@ def test_bottleneck_assignment_and_its_slack(size, seed, kind):
     assert weight[row, slack].sum() <= weight[row, assignment].sum() * (1 + 1e-12)
     with pytest.raises(ValueError, match="infeasible"):
         with_slack(weight, np.nextafter(bound, -np.inf))
-
-
-@pytest.mark.clock
-def test_512_experts_are_quick():
-    four = loads(512, 0, "float")
-    start = time.perf_counter()
-    result = colocate(*four)
-    assert time.perf_counter() - start < 2
-    proven(result, check_colocation(result.solution, *four))
 
 
 def test_random_colocation_is_a_pairing_of_its_seed():
@@ -160,18 +128,6 @@ def test_the_proof_finds_what_the_local_search_misses(seed, monkeypatch):
     assert alone.objective == wanted.objective
 
 
-@tried(25, st.integers(1, 7), seeds, st.sampled_from(("float", "integer", "four types")))
-def test_triples_ignore_names_units_and_which_index_is_which(gpus, seed, kind):
-    cost, rng = costs(gpus, seed, kind), np.random.default_rng(seed)
-    objective = colocate_heterogeneous(cost).objective
-    renamed = cost[np.ix_(*(rng.permutation(gpus) for _ in range(3)))]
-    assert colocate_heterogeneous(renamed).objective == objective
-    assert colocate_heterogeneous(4 * cost).objective == 4 * objective
-    assert colocate_heterogeneous(cost.transpose(2, 0, 1)).objective == objective
-    cost[rng.integers(gpus), rng.integers(gpus), rng.integers(gpus)] += 1.0
-    assert colocate_heterogeneous(cost).objective >= objective
-
-
 def test_without_a_proof_the_answer_is_legal_and_the_bound_valid():
     statuses = set()
     for seed in range(30):
@@ -184,47 +140,21 @@ def test_without_a_proof_the_answer_is_legal_and_the_bound_valid():
     assert statuses == {Status.FEASIBLE, Status.OPTIMAL}
 
 
-@pytest.fixture(scope="module")
-def unproven() -> np.ndarray:
-    """Costs that only CP-SAT proves an answer for."""
-    every = (costs(8, seed, "four types") for seed in range(30))
-    quick = Limits(exact=False)
-    return next(table for table in every if colocate_heterogeneous(table, quick).status is not Status.OPTIMAL)
-
-
-def test_beyond_cp_sat_there_is_an_answer_without_a_proof(monkeypatch, unproven):
-    monkeypatch.setattr(heterogeneous, "CP_SAT_TRIPLES", 60)
-    monkeypatch.setattr("engine.solver.solve", None)
-    result = colocate_heterogeneous(unproven)
-    assert result.status is Status.FEASIBLE and result.provenance.options["exact"] is True
-    assert check_colocation_heterogeneous(result.solution, unproven) == result.objective > result.bound
-
-
-def test_a_question_without_an_answer_proves_nothing(monkeypatch, unproven):
+def test_without_an_answer_of_cp_sat_nothing_is_proven(monkeypatch):
+    """It answers nothing in its time, or the costs are too many for it."""
+    every, quick = (costs(8, seed, "four types") for seed in range(30)), Limits(exact=False)
+    unproven = next(table for table in every if colocate_heterogeneous(table, quick).status is not Status.OPTIMAL)
     optimum, asked = colocate_heterogeneous(unproven).objective, []
     monkeypatch.setattr("engine.solver.solve", lambda *rest, **more: (asked.append(1) or UNKNOWN, None))
     monkeypatch.setattr("engine.solver.seconds_of_work", lambda solver: 0.0)
     result = colocate_heterogeneous(unproven)
     assert result.status is Status.TIME_LIMIT and result.bound <= optimum <= result.objective
     assert 1 < len(asked) < 12
-
-
-def test_the_weighted_mean_of_loads_over_speeds_is_all_loads_over_all_speeds():
-    rng = np.random.default_rng(4)
-    of_a, of_b, speed = rng.random(9), rng.random(9), rng.uniform(0.4, 1, 9)
-    cost = (of_a[None, :, None] + of_b) / speed[:, None, None]
-    assert weighted_mean(cost) == pytest.approx((of_a.sum() + of_b.sum()) / speed.sum(), rel=1e-9)
-    assert weighted_mean(cost - 1) == cost.min() - 1 and weighted_mean(0 * cost) == 0
-
-
-def test_the_search_ends_no_worse_than_its_starts_and_reports_every_improvement():
-    cost = costs(10, 2, "float")
-    start = tuple(np.random.default_rng(0).permutation(10) for _ in "ab")
-    seen: list[float] = []
-    best = search(cost, [start], -np.inf, 0, lambda: False, seen.append)
-    worth = check_colocation_heterogeneous(np.stack(best, axis=1), cost)
-    assert seen == sorted(seen, reverse=True) and len(set(seen)) == len(seen) and seen[-1] == worth
-    assert worth < check_colocation_heterogeneous(np.stack(start, axis=1), cost) == seen[0]
+    monkeypatch.setattr(heterogeneous, "CP_SAT_TRIPLES", 60)
+    monkeypatch.setattr("engine.solver.solve", None)
+    result = colocate_heterogeneous(unproven)
+    assert result.status is Status.FEASIBLE and result.provenance.options["exact"] is True
+    assert check_colocation_heterogeneous(result.solution, unproven) == result.objective > result.bound
 
 
 @pytest.mark.clock
@@ -244,14 +174,12 @@ def test_a_time_limit_is_kept_and_said():
 def test_decoupled_is_two_bottleneck_assignments_and_like_sorting_seldom_optimal():
     ratios, sorting = [], []
     for seed in range(40):
-        rng = np.random.default_rng(seed)
-        four = loads(6, seed, "float")
+        rng, four = np.random.default_rng(seed), loads(6, seed, "float")
         weight = pair_weight(*four)
         cost = weight / rng.choice(SPEEDS, 6)[:, None, None] + rng.random((6, 6)) * 0.2
         assignment = decoupled(cost, weight)
         worth = check_colocation_heterogeneous(assignment, cost)
-        partner = np.empty(6, dtype=np.int64)
-        partner[assignment[:, 0]] = assignment[:, 1]
+        partner = assignment[assignment[:, 0].argsort(), 1]
         assert check_colocation(partner, *four) == colocate(*four).objective
         pairs = cost[:, np.arange(6), partner]
         assert worth == pairs[np.arange(6), all_permutations(6)].max(axis=1).min()
@@ -268,11 +196,8 @@ ONES, LARGE = np.ones(3), np.array([1.7e308, 1.0, 1.0])
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (lambda: colocate(ONES, ONES, ONES, np.ones(2)), "recv_b"),
-        (lambda: colocate(ONES, ONES, ONES * np.nan, ONES), "send_b: every value"),
         (lambda: colocate(LARGE, ONES, LARGE, ONES), "loads are too large"),
         (lambda: colocate_heterogeneous(np.ones((2, 3, 3))), r"cost: shape \(2, 3, 3\)"),
-        (lambda: colocate_heterogeneous(np.ones((0, 0, 0))), "cost: shape"),
         (lambda: colocate_heterogeneous(np.full((2, 2, 2), np.inf)), "finite"),
         (lambda: decoupled(np.ones((2, 2, 2)), np.ones((3, 3))), "weight: shape"),
     ],
@@ -307,19 +232,9 @@ def cycles(draw):
         size = rng.integers(0, 20, (gpus, experts)).astype(float)
         rate = rng.choice([1.0, 2.0, 4.0], gpus)
         received = (size.sum(axis=0) - size) / rate[:, None]
-        tables.append(
-            ModelTables(
-                rng.random(gpus),
-                rng.random(gpus),
-                rng.random((gpus, experts)) * draw(st.sampled_from((1, 20))),
-                received,
-                size.sum(axis=1) / rate,
-                size / rate[:, None],
-                draw(st.sampled_from((0.0, 0.5))),
-                slots,
-                int(slots.sum()) == experts,
-            )
-        )
+        gate, aggregate, ffn = rng.random(gpus), rng.random(gpus), rng.random((gpus, experts)) * draw(st.sampled_from((1, 20)))
+        network = received, size.sum(axis=1) / rate, size / rate[:, None], draw(st.sampled_from((0.0, 0.5)))
+        tables.append(ModelTables(gate, aggregate, ffn, *network, slots, int(slots.sum()) == experts))
     return tables, rng.random(gpus)
 
 
@@ -349,9 +264,8 @@ def test_no_pair_of_placements_is_below_the_bound_of_a_cycle(case):
     tables, next_gate = case
     bound = cycle_bound(*tables, next_gate)
     gpus, experts = tables[0].ffn.shape
-    legal = [
-        place for place in product(range(gpus), repeat=experts) if np.all(np.bincount(place, minlength=gpus) <= tables[0].slots)
-    ]
+    every = product(range(gpus), repeat=experts)
+    legal = [place for place in every if np.all(np.bincount(place, minlength=gpus) <= tables[0].slots)]
     best = min(cycle_of(tables, next_gate, pair) for pair in product(legal, repeat=2))
     assert bound <= best * (1 + 1e-9)
     assert bound >= 0.4 * best

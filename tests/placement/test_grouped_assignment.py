@@ -2,15 +2,15 @@
 
 import time
 from itertools import product
-from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from ortools.sat.python.cp_model import FEASIBLE, OPTIMAL, CpModel
 
 from engine.errors import InputError
-from engine.placement.assignment import AssignmentInstance, assign
-from engine.placement.baselines import linear_assignment, sorted_assignment
+from engine.placement.assignment import AssignmentInstance
+from engine.placement.baselines import linear_assignment
 from engine.placement.grouped_assignment import assign_groups
 from engine.result import Limits, Status
 from engine.solver import solve
@@ -18,16 +18,12 @@ from tests.cases.placements import SPEEDS, mixed_instance, routing
 
 KINDS = (("integer", 0.2), ("float", 1.0), ("skewed", 3.0))
 """Numbers of a kind, and the weight of computation against the network."""
-RECORDING = Path(__file__).resolve().parents[3] / "shared" / "data" / "deepseek-v2-lite-routing.npz"
 
 
 def brute_force(instance: AssignmentInstance, slots: np.ndarray, exact_slots: bool) -> float:
-    lowest = np.inf
-    for choice in product(range(instance.gpus), repeat=instance.experts):
-        held = np.bincount(choice, minlength=instance.gpus)
-        if (held == slots).all() if exact_slots else (held <= slots).all():
-            lowest = min(lowest, instance.cost(np.array(choice)))
-    return lowest
+    every = map(np.array, product(range(instance.gpus), repeat=instance.experts))
+    fits = np.equal if exact_slots else np.less_equal
+    return min(instance.cost(row) for row in every if fits(np.bincount(row, minlength=instance.gpus), slots).all())
 
 
 def four_speeds(experts: int, gpus: int, seed: int) -> tuple[AssignmentInstance, np.ndarray]:
@@ -39,20 +35,10 @@ def four_speeds(experts: int, gpus: int, seed: int) -> tuple[AssignmentInstance,
     return mixed_instance(tokens, speed), np.full(gpus, experts // gpus)
 
 
-@pytest.mark.parametrize(
-    ("slots", "exact_slots"),
-    [
-        ([2, 2, 2], True),
-        ([3, 3], True),
-        ([3, 1, 2], True),
-        ([5, 0, 1], True),
-        ([6], True),
-        ([3, 3, 3], False),
-        ([4, 1, 2], False),
-        ([9, 9], False),
-        ([6, 0, 2], False),
-    ],
-)
+FULL, AT_MOST = ([2, 2, 2], [3, 3], [3, 1, 2], [5, 0, 1], [6]), ([3, 3, 3], [4, 1, 2], [9, 9], [6, 0, 2])
+
+
+@pytest.mark.parametrize(("slots", "exact_slots"), [*((slots, True) for slots in FULL), *((slots, False) for slots in AT_MOST)])
 @pytest.mark.parametrize("kind", range(len(KINDS)))
 @pytest.mark.parametrize("turn", range(len(KINDS)))
 def test_equals_every_grouping(slots, exact_slots, kind, turn):
@@ -67,37 +53,6 @@ def test_equals_every_grouping(slots, exact_slots, kind, turn):
     assert result.bound <= optimum * (1 + 1e-12)
 
 
-def test_one_slot_each_is_the_exact_assignment():
-    for seed in range(5):
-        instance = mixed_instance(*routing(9, 9, seed, "float"))
-        result = assign_groups(instance, slots=np.ones(9, dtype=np.int64))
-        assert result.objective == assign(instance).objective
-        upper = assign_groups(instance, Limits(2.0, wall=60), slots=np.ones(9, dtype=np.int64), exact_slots=False)
-        assert upper.objective == pytest.approx(result.objective, rel=1e-6)
-
-
-def test_renaming_and_units():
-    instance, slots = four_speeds(16, 8, 0)
-    rng = np.random.default_rng(1)
-    gpu, expert = rng.permutation(8), rng.permutation(16)
-    cells = np.ix_(gpu, expert)
-    renamed = AssignmentInstance(
-        3 * instance.compute[cells], 3 * instance.receive[cells], 3 * instance.send_total[gpu], 3 * instance.send_saved[cells]
-    )
-    first, second = assign_groups(instance, slots=slots), assign_groups(renamed, slots=slots)
-    assert first.status is second.status is Status.OPTIMAL
-    assert second.objective == pytest.approx(3 * first.objective, rel=1e-6)
-
-
-def test_upper_limits_are_never_worse_than_filling_them():
-    instance, slots = four_speeds(16, 8, 3)
-    filled = assign_groups(instance, slots=slots)
-    loose = assign_groups(instance, Limits(0.6, wall=9.0), slots=slots + 2, exact_slots=False)
-    assert loose.bound <= filled.objective
-    assert loose.objective <= filled.objective * (1 + 1e-6)
-    assert np.bincount(loose.solution, minlength=8).max() <= 4
-
-
 def test_same_seed_same_answer_and_close_to_the_bound():
     instance, slots = four_speeds(48, 8, 1)
     heard = []  # seconds suffice for a proof, which on a busy machine take longer; what time cuts off is not repeatable
@@ -109,23 +64,7 @@ def test_same_seed_same_answer_and_close_to_the_bound():
     assert first.gap < 0.005
     assert all(bound <= objective for objective, bound in heard)
     assert heard[-1][0] == pytest.approx(first.objective, rel=1e-6)
-    others = [sorted_assignment(instance.compute.min(axis=0), 1 / instance.compute.max(axis=1), slots)]
-    others.append(linear_assignment(48, slots))
-    assert all(instance.cost(other) > first.objective for other in others)
-
-
-@pytest.mark.skipif(not RECORDING.exists(), reason=f"no recording at {RECORDING.name} beside the project")
-def test_a_real_layer_on_four_speeds():
-    experts = np.load(RECORDING)["intent"][:, 13].astype(np.int64)
-    source = np.broadcast_to(np.arange(len(experts))[:, None] % 8, experts.shape)
-    tokens = np.zeros((8, 64))
-    np.add.at(tokens, (source, experts), 1)
-    instance, slots = mixed_instance(tokens, np.repeat(SPEEDS, 2)), np.full(8, 8)
-    result = assign_groups(instance, Limits(0.6, wall=9.0), slots=slots)
-    by_rule = instance.cost(sorted_assignment(tokens.sum(axis=0), np.repeat(SPEEDS, 2), slots))
-    print(f"DeepSeek-V2-Lite layer 13: {result.objective:.0f}, gap {result.gap:.5f}, rule of 5.1 {by_rule:.0f}")
-    assert result.gap < 0.005
-    assert by_rule > result.objective
+    assert instance.cost(linear_assignment(48, slots)) > first.objective
 
 
 @pytest.mark.parametrize(
@@ -141,14 +80,7 @@ def test_cancelled_within_half_a_second(experts, gpus, after):
     assert result.status is Status.CANCELLED
     assert (np.bincount(result.solution, minlength=gpus) == slots).all()
     assert 0 < result.bound <= result.objective == instance.cost(result.solution)
-
-
-@pytest.mark.clock
-def test_time_limit_holds():
-    instance, slots = four_speeds(64, 8, 2)
-    result = assign_groups(instance, Limits(0.3), slots=slots)
-    assert result.runtime < 1.0
-    assert result.bound <= result.objective
+    assert assign_groups(instance, Limits(0.3), slots=slots).runtime < 1.3
 
 
 def test_no_tokens_at_all():
@@ -158,16 +90,11 @@ def test_no_tokens_at_all():
 
 @pytest.mark.parametrize(
     ("slots", "says"),
-    [
-        (np.ones(8, dtype=np.int64), "8 places for 16 experts; give the GPUs 8 more slots"),
-        (np.full(8, 3), "take 8 slots away"),
-        (np.array([8, 8]), "8 GPUs"),
-        (np.full(8, 2.0), "whole number"),
-    ],
+    [([1] * 8, "8 places for 16 experts; give the GPUs 8 more slots"), ([3] * 8, "take 8 slots away"), ([8, 8], "8 GPUs")],
 )
 def test_bad_slots_say_what_would_do(slots, says):
     with pytest.raises(InputError, match=says):
-        assign_groups(four_speeds(16, 8, 0)[0], slots=slots)
+        assign_groups(four_speeds(16, 8, 0)[0], slots=np.array(slots))
 
 
 def knapsack() -> tuple[CpModel, list]:
@@ -192,12 +119,8 @@ def test_solver_stops_when_asked_and_keeps_its_answer():
 
 
 def test_solver_passes_on_an_exception_of_the_caller():
-    def stop() -> bool:
-        raise KeyboardInterrupt
-
-    model, _ = knapsack()
     with pytest.raises(KeyboardInterrupt):
-        solve(model, Limits(60.0), stop)
+        solve(knapsack()[0], Limits(60.0), Mock(side_effect=KeyboardInterrupt))
 
 
 @pytest.mark.parametrize(("gpus", "experts"), [(4, 3), (5, 2), (5, 4), (6, 1)])

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import strategies as st
 
 from engine.errors import IllegalError, InputError
-from engine.placement.joint.bounds import least_hop_cost_share, least_imbalance, least_peak
+from engine.placement.joint.bounds import least_hop_cost_share, least_peak
 from engine.placement.joint.instance import JointInstance, equal_slots
 from engine.placement.joint.kernel import _all_placements, place_jointly
-from engine.placement.joint.search import chain, descend, rename_suffixes, search
+from engine.placement.joint.search import chain, rename_suffixes, search
 from engine.placement.joint.state import JointState, JointTerms
 from engine.result import Limits, Status, never
 from tests.cases.examples import tried
@@ -22,11 +22,9 @@ SLOTS = {"pairs": (2, 2), "three": (2, 1, 1), "single": (1, 1, 1), "uneven": (3,
 
 def objective_of(instance: JointInstance, place: np.ndarray, weight: float, workloads: str, **limits) -> float:
     """The objective as the validator sees it."""
-    prices = {name: getattr(instance, name) for name in ("gpus_per_node", "cost_gpu", "cost_node")}
-    checks = [
-        check_joint(place, transitions, load, instance.slots, **limits, **prices)
-        for transitions, load in zip(instance.transitions, instance.load, strict=True)
-    ]
+    limits |= {name: getattr(instance, name) for name in ("gpus_per_node", "cost_gpu", "cost_node")}
+    tables = zip(instance.transitions, instance.load, strict=True)
+    checks = [check_joint(place, *pair, instance.slots, **limits) for pair in tables]
     aggregate = np.max if workloads == "worst" else np.mean
     hops = aggregate([check.hop_cost_share for check in checks])
     gpu, share = np.arange(instance.gpus), instance.slots / instance.experts
@@ -39,10 +37,8 @@ def brute_force(
     instance: JointInstance, weight: float, workloads: str, start: np.ndarray | None = None, max_moves: int | None = None
 ) -> float:
     terms = JointTerms(instance, weight, workloads == "worst")
-    every = [np.array(rows) for rows in product(_all_placements(instance.slots), repeat=instance.layers)]
-    if max_moves is not None:
-        every = [place for place in every if (place != start).sum() <= max_moves]
-    return min(terms.objective(place) for place in every)
+    every = map(np.array, product(_all_placements(instance.slots), repeat=instance.layers))
+    return min(terms.objective(place) for place in every if max_moves is None or (place != start).sum() <= max_moves)
 
 
 tiny = st.builds(
@@ -74,19 +70,6 @@ def test_equals_every_placement_within_the_moves(instance, weight, workloads, ma
         assert result.bound == pytest.approx(optimum, abs=2e-9) or max_moves is not None
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_exact_within_the_moves_over_four_layers(seed):
-    """The moves of one layer leave fewer to the layers before it."""
-    instance = random_instance((2, 1), 4, 1, seed)
-    start = random_start(instance, seed)
-    for max_moves in (2, 4, 5, 7, 9):
-        result = place_jointly(instance, weight=0.7, start=start, max_moves=max_moves)
-        assert result.status is Status.OPTIMAL
-        objective = objective_of(instance, result.solution, 0.7, "worst", start=start, max_moves=max_moves)
-        assert result.objective == pytest.approx(objective, abs=1e-9)
-        assert objective == pytest.approx(brute_force(instance, 0.7, "worst", start, max_moves), abs=1e-9)
-
-
 def test_search_alone_nearly_always_finds_the_optimum():
     """Without the exact method, which covers for it above; over one workload and over the worst of several."""
     missed = 0
@@ -111,15 +94,6 @@ def test_nodes_make_far_hops_dearer():
     assert least_hop_cost_share(instance, True) <= result.objective * instance.random_hop_cost_share + 1e-12
     one_price = JointInstance(instance.transitions, instance.load, instance.slots)
     assert place_jointly(one_price, weight=1.0).objective != pytest.approx(result.objective)
-
-
-@tried(60, tiny, st.integers(0, 2**32 - 1), st.booleans())
-def test_limits_hold_for_any_placement(instance, seed, worst):
-    place = random_start(instance, seed)
-    figures = instance.figures(place)
-    aggregate = np.max if worst else np.mean
-    assert least_hop_cost_share(instance, worst) <= aggregate(figures.hop_cost_share) + 1e-12
-    assert least_imbalance(instance, worst) <= aggregate(figures.imbalance) + 1e-12
 
 
 def test_least_peak():
@@ -149,11 +123,7 @@ def test_tables_follow_every_change(instance, weight, workloads, seed):
         if not terms.worst:
             uneven = ((state.gpu_load**2).sum() - (loads**2).sum()) * 0.02 / terms.unit
             assert gain == pytest.approx(state.objective - before + uneven, abs=1e-9)
-    before = state.objective
     chain(state, 0, 1, 0, instance.layers)
-    if not terms.worst:
-        evenness = 0.02 * 2 * max(instance.gpus, 2) ** 2  # a chain may trade this much for evener loads
-        assert state.objective <= before + evenness
     fresh = JointState(terms, state.place, state.start)
     for name in ("cost", "hops", "gpu_load", "peak", "peaks", "moves"):
         np.testing.assert_allclose(getattr(state, name), getattr(fresh, name), atol=1e-9)
@@ -166,35 +136,15 @@ def test_tables_follow_every_change(instance, weight, workloads, seed):
         np.testing.assert_allclose(state.gpu_load.sum(axis=2), fresh.gpu_load.sum(axis=2), atol=1e-9)
 
 
-def test_several_swaps_of_one_look(monkeypatch):
-    """Large layers try several swaps at once: never worse than before, with intact tables."""
+@pytest.mark.parametrize("worst", [True, False])
+def test_several_swaps_of_one_look(monkeypatch, worst):
+    """Large layers try several swaps at once: far better than before, with intact tables."""
     monkeypatch.setattr("engine.placement.joint.search.MANY_EXPERTS", 2)
-    instance = recorded_like(workloads=2)
-    for worst in (True, False):
-        terms = JointTerms(instance, 0.6, worst)
-        state = JointState(terms, random_start(instance, 0))
-        before = state.objective
-        search(state, 5, 0, never, lambda state: None)
-        assert state.objective < 0.8 * before
-        assert state.objective == pytest.approx(terms.objective(state.place), abs=1e-9)
-    descended = JointState(terms, random_start(instance, 1))
-    descend(descended, range(instance.layers), never)
-    assert all(descended.swap_gains(layer).min() >= -1e-12 for layer in range(instance.layers))
-
-
-def test_the_ends_and_between():
-    instance = recorded_like()
-    affinity, both, balance = (place_jointly(instance, weight=weight, kicks=30) for weight in (1.0, 0.5, 0.0))
-    figures = [instance.figures(result.solution) for result in (affinity, both, balance)]
-    kept = [float(figure.kept_share[0]) for figure in figures]
-    even = [float(figure.balancedness[0]) for figure in figures]
-    assert kept[0] > 0.5 > 0.3 > kept[2]
-    assert kept[0] >= kept[1] > kept[2]
-    assert even[0] < even[1] <= even[2] + 1e-9
-    assert even[2] > 0.99
-    for result, weight in ((affinity, 1.0), (both, 0.5), (balance, 0.0)):
-        assert result.bound <= result.objective
-        assert result.objective == pytest.approx(objective_of(instance, result.solution, weight, "worst"), abs=1e-9)
+    terms = JointTerms(instance := recorded_like(workloads=2), 0.6, worst)
+    state = JointState(terms, start := random_start(instance, 0))
+    search(state, 5, 0, never, lambda state: None)
+    assert state.objective == pytest.approx(terms.objective(state.place), abs=1e-9)
+    assert state.objective < 0.8 * terms.objective(start)
 
 
 def test_planted_groups_are_found():
@@ -216,30 +166,14 @@ def test_more_moves_are_no_worse(workloads):
     objectives, moves = [], []
     for max_moves in (0, 2, 8, 30, 90, None):
         result = place_jointly(instance, weight=0.6, start=start, max_moves=max_moves, kicks=15)
-        for transitions, load in zip(instance.transitions, instance.load, strict=True):
-            moves.append(check_joint(result.solution, transitions, load, instance.slots, start, max_moves).moves)
+        tables = instance.transitions[0], instance.load[0], instance.slots
+        moves.append(check_joint(result.solution, *tables, start, max_moves).moves)
         objectives.append(result.objective)
-        if max_moves == 0:
-            np.testing.assert_array_equal(result.solution, start)
-            assert result.status is Status.OPTIMAL
-            assert result.bound == result.objective == pytest.approx(objective_of(instance, start, 0.6, "worst"))
+        assert max_moves or (result.status is Status.OPTIMAL) == (max_moves == 0)
     # A search proves nothing between two limits: allow it a hundredth.
     assert all(after <= 1.01 * before for before, after in pairwise(objectives))
     assert objectives[1] < objectives[0] and objectives[3] < 0.9 * objectives[0]
     assert max(moves) > 30
-
-
-def test_few_moves_go_where_they_help_most():
-    """One swap allowed: no other single swap is better."""
-    instance = recorded_like()
-    start = random_start(instance, 4)
-    terms = JointTerms(instance, 0.7, True)
-    best = terms.objective(start)
-    for layer, first_expert, second_expert in product(range(6), range(16), range(16)):
-        trial = start.copy()
-        trial[layer, [first_expert, second_expert]] = trial[layer, [second_expert, first_expert]]
-        best = min(best, terms.objective(trial))
-    assert place_jointly(instance, weight=0.7, start=start, max_moves=2, kicks=40).objective <= best + 2e-3
 
 
 def test_a_free_search_keeps_the_names_of_start():
@@ -249,16 +183,6 @@ def test_a_free_search_keeps_the_names_of_start():
     again = place_jointly(instance, weight=0.7, start=renamed, kicks=0)
     assert (again.solution != renamed).sum() < 16
     assert again.objective <= place_jointly(instance, weight=0.7, kicks=20).objective + 1e-9
-
-
-def test_names_of_gpus_and_numbers_of_experts_do_not_matter():
-    for seed in range(4):
-        instance = random_instance((2, 2), 3, 2, seed)
-        optimum = place_jointly(instance, weight=0.6, workloads="mean").objective
-        order = np.random.default_rng(seed).permutation(4)
-        hops, load = instance.transitions[:, :, order][:, :, :, order], instance.load[:, :, order]
-        renumbered = JointInstance(hops, load, instance.slots)
-        assert place_jointly(renumbered, weight=0.6, workloads="mean").objective == pytest.approx(optimum, abs=1e-9)
 
 
 def test_same_seed_same_answer_whatever_the_unit_the_currency_and_the_names_of_gpus():
@@ -272,18 +196,6 @@ def test_same_seed_same_answer_whatever_the_unit_the_currency_and_the_names_of_g
     np.testing.assert_array_equal(first.solution, rescaled.solution)
     assert first.objective == pytest.approx(rescaled.objective, abs=1e-12)
     assert JointTerms(instance, 0.6, True).objective(3 - first.solution) == pytest.approx(first.objective, abs=1e-12)
-
-
-def test_the_worst_workload_is_what_worst_looks_at():
-    totals = {"worst": [0.0, 0.0], "mean": [0.0, 0.0]}
-    for seed in range(8):
-        instance = random_instance((2, 2), 3, 2, seed)
-        for mode, total in totals.items():
-            answer = place_jointly(instance, weight=0.5, workloads=mode, kicks=10).solution
-            total[0] += objective_of(instance, answer, 0.5, "worst")
-            total[1] += objective_of(instance, answer, 0.5, "mean")
-    assert totals["worst"][0] < totals["mean"][0] - 0.01
-    assert totals["mean"][1] < totals["worst"][1] - 0.01
 
 
 @pytest.mark.clock
@@ -319,18 +231,6 @@ def test_progress_only_improves():
         ({"slots": np.array([2.0, 2.0])}, "slots: wanted"),
         ({"gpus_per_node": 3}, "nodes of 3"),
         ({"gpus_per_node": 1, "cost_gpu": 2.0}, "cost_gpu, cost_node"),
-    ],
-)
-def test_bad_instances(change, part):
-    fields = {"transitions": np.ones((1, 2, 4, 4)), "load": np.ones((1, 3, 4)), "slots": np.array([2, 2])}
-    with pytest.raises(InputError, match=part) as caught:
-        JointInstance(**(fields | change))
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("options", "part"),
-    [
         ({"weight": 1.5}, "weight: 1.5"),
         ({"workloads": "best"}, "workloads: 'best'"),
         ({"kicks": -1}, "kicks: -1"),
@@ -341,11 +241,12 @@ def test_bad_instances(change, part):
         ({"start": np.array([[0, 0, 1, 1]] * 3), "max_moves": -1}, "max_moves: -1"),
     ],
 )
-def test_bad_options(options, part):
+def test_bad_input_is_named(change, part):
+    fields = {"transitions": np.ones((1, 2, 4, 4)), "load": np.ones((1, 3, 4)), "slots": np.array([2, 2])}
+    fields |= {name: change[name] for name in JointInstance.__dataclass_fields__ if name in change}
+    options = {name: value for name, value in change.items() if name not in JointInstance.__dataclass_fields__}
     with pytest.raises(InputError, match=part):
-        place_jointly(random_instance((2, 2), 3, 1, 0), **({"weight": 0.5} | options))
-    with pytest.raises(InputError, match="cannot be divided equally"):
-        equal_slots(5, 2)
+        place_jointly(JointInstance(**fields), **{"weight": 0.5} | options)
 
 
 def test_the_validator_refuses_what_is_not_legal():

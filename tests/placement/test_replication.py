@@ -61,19 +61,12 @@ def instances(draw, experts: int = 6, gpus: int = 4, split: str | None = None, e
 
 def best_by_trying_all(instance: ReplicationInstance) -> float:
     """The optimum of each layer's worst load over all contents of all GPUs, least over layers."""
-    experts, best = instance.loads.shape[2], []
+    experts, more = instance.loads.shape[2], (instance.gpus, instance.slots_of_gpu, instance.split, instance.speed)
     contents = [list(combinations_with_replacement(range(experts), int(slots))) for slots in instance.slots_of_gpu]
-    for layer in range(instance.loads.shape[1]):
-        loads, reached = instance.loads[:, [layer]], 0.0
-        for gpus in product(*contents):
-            placed = [expert for gpu in gpus for expert in gpu]
-            if len(set(placed)) == experts:
-                balance = check_replication(
-                    np.array([placed]), loads, instance.gpus, instance.slots_of_gpu, instance.split, instance.speed
-                )
-                reached = max(reached, balance.min())
-        best.append(reached)
-    return min(best)
+    rows = [[expert for gpu in gpus for expert in gpu] for gpus in product(*contents)]
+    placed = [np.array([row]) for row in rows if len(set(row)) == experts]
+    layers = (instance.loads[:, [layer]] for layer in range(instance.loads.shape[1]))
+    return min(max(check_replication(row, loads, *more).min() for row in placed) for loads in layers)
 
 
 @tried(25, instances(experts=3, gpus=3, split="equal"), st.booleans())
@@ -122,28 +115,10 @@ def test_work_is_conserved_and_no_plan_beats_the_limits(instance):
     balance = checked(result, instance)
     if instance.alike:
         checked(replicate(instance, algorithm="eplb"), instance)
-    fastest = instance.speed.max()
-    for layer, row in enumerate(result.solution):
-        for load in range(len(total)):
-            if total[load, layer]:
-                heaviest = (instance.loads[load, layer] / np.bincount(row, minlength=instance.loads.shape[2])).max()
-                limit = heaviest / fastest / (total[load, layer] / instance.speed.sum())
-                assert 1 / balance[load, layer] >= 1 - 1e-9
-                assert instance.split == "free" or 1 / balance[load, layer] >= limit * (1 - 1e-9)
-
-
-@tried(30, instances(experts=16, gpus=5, split="equal"), seeds)
-def test_renaming_experts_and_changing_units(instance, seed):
-    """A limit does not depend on the names, an answer not on the unit."""
-    rng = np.random.default_rng(seed)
-    order = rng.permutation(instance.loads.shape[2])
-    unit = 2.0 ** rng.integers(-300, 300)
-    keep = {"slots_of_gpu": instance.slots_of_gpu, "speed": instance.speed}
-    renamed = ReplicationInstance(instance.loads[:, :, order], instance.slots, instance.gpus, **keep)
-    scaled = ReplicationInstance(instance.loads * unit, instance.slots, instance.gpus, **keep)
-    before = replicate(instance, Limits(exact=False), effort=2)
-    assert replicate(renamed, Limits(exact=False), effort=2).bound == pytest.approx(before.bound)
-    assert replicate(scaled, Limits(exact=False), effort=2).solution.tolist() == before.solution.tolist()
+    assert balance.max() <= 1 + 1e-9
+    replicas = np.array([np.bincount(row, minlength=instance.loads.shape[2]) for row in result.solution])
+    heaviest = (instance.loads / replicas).max(axis=2) / instance.speed.max()
+    assert instance.split == "free" or (heaviest * balance * instance.speed.sum() <= total * (1 + 1e-9)).all()
 
 
 def test_limits_by_hand():
@@ -159,7 +134,7 @@ def test_limits_by_hand():
     assert limit == pytest.approx(1 / placed.min(), rel=1e-6) and limit <= 1 / placed.min() * (1 + 1e-9)
 
 
-@pytest.mark.parametrize(("load", "slots", "gpus"), [([3.0, 0, 6, 3, 7], 8, 2), ([0.0, 5, 6, 0, 4], 9, 3), ([5.0, 7, 8], 6, 3)])
+@pytest.mark.parametrize(("load", "slots", "gpus"), [([3.0, 0, 6, 3, 7], 8, 2), ([5.0, 7, 8], 6, 3)])
 def test_never_worse_than_eplb_even_where_two_replicas_on_one_gpu_help_it(load, slots, gpus):
     instance = ReplicationInstance(np.array([[load]]), slots, gpus)
     usual = replicate(instance, algorithm="eplb").objective
@@ -168,22 +143,19 @@ def test_never_worse_than_eplb_even_where_two_replicas_on_one_gpu_help_it(load, 
     assert replicate(instance, Limits(exact=False)).objective >= usual
 
 
-@tried(30, instances(experts=10, gpus=4, even=True))
-def test_a_further_slot_on_every_gpu_never_lowers_the_limit(instance):
-    more = ReplicationInstance(instance.loads, instance.slots + instance.gpus, instance.gpus, instance.split)
-    assert replicate(more, algorithm="eplb").bound >= replicate(instance, algorithm="eplb").bound * (1 - 1e-12)
-
-
 @tried(25, instances(experts=12, gpus=4, even=True, split="equal"), seeds)
 def test_free_is_never_slower_than_equal_and_best_never_worse_than_eplb(instance, seed):
-    free = ReplicationInstance(instance.loads, instance.slots, instance.gpus, "free")
-    usual = replicate(instance, algorithm="eplb")
+    usual = checked(replicate(instance, algorithm="eplb"), instance)
     result = replicate(instance, Limits(seed=seed, exact=False), effort=2)
-    at_will = check_replication(result.solution, instance.loads, instance.gpus, split="free")
-    assert (at_will >= checked(result, instance) * (1 - 1e-6)).all()
-    assert (checked(result, instance).min(axis=0) >= checked(usual, instance).min(axis=0) * (1 - 1e-9)).all()
-    free_usual = replicate(free, algorithm="eplb")
-    assert replicate(free, Limits(exact=False), effort=2).objective >= free_usual.objective * (1 - 1e-6)
+    equally, at_will = (
+        checked(result, instance),
+        check_replication(result.solution, instance.loads, instance.gpus, split="free"),
+    )
+    assert (at_will >= equally * (1 - 1e-6)).all()
+    assert (equally.min(axis=0) >= usual.min(axis=0) * (1 - 1e-9)).all()
+    free = ReplicationInstance(instance.loads, instance.slots, instance.gpus, "free")
+    at_best, at_least = replicate(free, Limits(exact=False), effort=2), replicate(free, algorithm="eplb")
+    assert at_best.objective >= at_least.objective * (1 - 1e-6)
 
 
 @pytest.mark.parametrize(
@@ -217,11 +189,11 @@ def test_groups_stay_on_their_node():
     rng = np.random.default_rng(5)
     loads = rng.random((2, 4, 16))
     instance = ReplicationInstance(loads, 24, 8, nodes=2, groups=4)
-    result = replicate(instance)
+    result, usual = replicate(instance), replicate(instance, algorithm="eplb")
     checked(result, instance)
-    for nodes in result.solution.reshape(4, 2, 12) // 4:
-        assert not set(nodes[0]) & set(nodes[1])
-    assert result.objective >= replicate(instance, algorithm="eplb").objective
+    for answer in (result, usual):
+        assert not any(set(left) & set(right) for left, right in answer.solution.reshape(4, 2, 12) // 4)
+    assert result.objective >= usual.objective
     # What the groups cost: the same without them.
     assert replicate(ReplicationInstance(loads, 24, 8)).objective >= result.objective
 
@@ -244,22 +216,6 @@ def test_layers_and_loads_without_tokens():
     # Replicas of experts nobody asked for are spread, not heaped on the first.
     assert max(np.bincount(result.solution[0])) == 2
     assert replicate(ReplicationInstance(np.zeros((1, 1, 4)), 4, 2)).objective == 1.0
-
-
-def test_the_same_seed_gives_the_same_answer():
-    instance = ReplicationInstance(np.random.default_rng(6).random((3, 2, 40)), 48, 8)
-    first, second = replicate(instance, Limits(seed=3)), replicate(instance, Limits(seed=3))
-    assert first.solution.tolist() == second.solution.tolist()
-    assert any(replicate(instance, Limits(seed=s)).solution.tolist() != first.solution.tolist() for s in range(3))
-
-
-@pytest.mark.clock
-def test_a_time_limit_is_kept_and_said():
-    loads = np.random.default_rng(8).random((4, 30, 64)) ** 4
-    instance = ReplicationInstance(loads, 96, 16)
-    result = replicate(instance, Limits(0.1), effort=10**6)
-    assert result.status is Status.TIME_LIMIT and result.runtime < 1.5
-    checked(result, instance)
 
 
 def test_progress_is_told():
@@ -285,31 +241,24 @@ def test_real_loads():
     assert usual.mean(axis=1).min() < 0.78 and robust.min() > 0.97
 
 
-ONES = np.ones((1, 2, 12))
-
-
 @pytest.mark.parametrize(
-    ("more", "parts"),
+    ("more", "says"),
     [
-        ({"loads": np.ones((2, 12))}, ["loads", "[load, layer, expert]"]),
-        ({"split": "half"}, ["split", "half"]),
-        ({"slots_of_gpu": np.full(8, 3)}, ["adds up to 24", "16", "8 slots"]),
-        ({"slots_of_gpu": np.full(8, 2.5)}, ["slots_of_gpu", "whole number"]),
-        ({"slots_of_gpu": np.full(8, 1), "slots": 8}, ["8 slots for 12 experts", "add 4"]),
-        ({"speed": np.r_[2.0, np.ones(7)], "nodes": 2, "groups": 2}, ["groups", "leave groups"]),
+        ({"slots_of_gpu": np.full(8, 3)}, "adds up to 24.* 16"),
+        ({"slots_of_gpu": np.full(8, 1), "slots": 8}, "8 slots for 12 experts.* add 4"),
+        ({"speed": np.r_[2.0, np.ones(7)], "nodes": 2, "groups": 2}, "leave groups"),
+        ({"slots_of_gpu": np.array([1, 3] * 4), "algorithm": "eplb"}, "use 'best'"),
+        ({"algorithm": "worst"}, "algorithm"),
     ],
 )
-def test_bad_input_says_what_would_do(more, parts):
-    with pytest.raises(InputError) as error:
-        ReplicationInstance(**({"loads": ONES, "slots": 16, "gpus": 8} | more))
-    assert all(part in str(error.value) for part in parts)
-
-
-def test_eplb_needs_gpus_alike():
-    with pytest.raises(InputError, match="use 'best'"):
-        replicate(ReplicationInstance(ONES, 16, 2, slots_of_gpu=np.array([10, 6])), algorithm="eplb")
-    with pytest.raises(InputError, match="algorithm"):
-        replicate(ReplicationInstance(ONES, 16, 8), algorithm="worst")
+def test_bad_input_says_what_would_do(more, says):
+    fields = {"loads": np.ones((1, 2, 12)), "slots": 16, "gpus": 8, "algorithm": "best"} | more
+    algorithm = fields.pop("algorithm")
+    with pytest.raises(InputError, match=says):
+        replicate(ReplicationInstance(**fields), algorithm=algorithm)
+    for load in (np.ones(12), -EXAMPLE, EXAMPLE * np.nan):
+        with pytest.raises(InputError, match="load"):
+            eplb(load, slots=16, gpus=8, nodes=2, groups=4)
 
 
 @pytest.mark.parametrize("row", [[0, 1, 2, 2, 1], [0, 1, 2, 3, 1, 4], [0, 1, 1, 1, 0, 2], [0, 1, 2, 3, -1, 0]])
@@ -361,28 +310,7 @@ def test_layers_do_not_depend_on_each_other_and_units_change_nothing():
     assert eplb(np.zeros((1, 4)), 8, 2).shape == (1, 8)
 
 
-def test_groups_stay_on_a_node_while_nodes_divide_them():
-    rng = np.random.default_rng(1)
-    load = rng.random((5, 16))
-    grouped = eplb(load, 24, 8, nodes=2, groups=4).reshape(5, 2, 12) // 4
-    for layer in grouped:
-        assert not set(layer[0]) & set(layer[1])
-    # 3 groups on 2 nodes: no policy keeps them together, so neither number has any effect.
-    load = rng.random((5, 15))
+def test_groups_count_only_while_nodes_divide_them():
+    """3 groups on 2 nodes: no policy keeps them together, so neither number has any effect."""
+    load = np.random.default_rng(1).random((5, 15))
     assert eplb(load, 24, 8, nodes=2, groups=3).tolist() == eplb(load, 24, 8).tolist()
-
-
-@pytest.mark.parametrize(
-    ("more", "parts"),
-    [
-        ({"slots": 9}, ["9 slots", "take 16"]),
-        ({"gpus": 0}, ["gpus", "at least 1"]),
-        ({"load": np.ones(12)}, ["load"]),
-        ({"load": -EXAMPLE}, ["load"]),
-        ({"load": EXAMPLE * np.nan}, ["load"]),
-    ],
-)
-def test_bad_input_of_eplb_says_what_would_do(more, parts):
-    with pytest.raises(InputError) as error:
-        eplb(**({"load": EXAMPLE, "slots": 16, "gpus": 8, "nodes": 2, "groups": 4} | more))
-    assert all(part in str(error.value) for part in parts)

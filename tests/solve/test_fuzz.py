@@ -96,23 +96,13 @@ def test_any_numbers(kernel, data, seed):
 FINDS = {
     "free hops to other nodes": (
         "affinity",
-        {
-            "transitions": [[[1 + (7 * a + 3 * b) % 8 for b in range(12)] for a in range(12)]],
-            "gpus": 4,
-            "gpus_per_node": 2,
-            "cost_gpu": 1,
-            "cost_node": 0,
-        },
+        {"transitions": [[[1 + (7 * a + 3 * b) % 8 for b in range(12)] for a in range(12)]], "gpus": 4, "gpus_per_node": 2}
+        | {"cost_gpu": 1, "cost_node": 0},
     ),
     "speeds too far apart for whole numbers": (
         "replicate",
-        {
-            "load": [[7.0, 5.0, 4.0, 2.0]],
-            "slots": 8,
-            "gpus": 4,
-            "split": "equal",
-            "speed": [42987930071.348236, 1.8700846589562221, 269059875552.10046, 0.5],
-        },
+        {"load": [[7.0, 5.0, 4.0, 2.0]], "slots": 8, "gpus": 4, "split": "equal"}
+        | {"speed": [42987930071.348236, 1.8700846589562221, 269059875552.10046, 0.5]},
     ),
     "small counts beside large ones": (
         "assign",

@@ -107,25 +107,23 @@ def test_unequal_experts_and_lone_systems_are_refused_and_plans_of_other_numbers
     fewer = RoutingTrace("small", np.zeros((10, 2, 1), dtype=np.int16), 4)
     with pytest.raises(InputError, match="choose a second model with 8 experts"):
         make_problem(problem.workload, problem.cluster, problem.model, problem.cost, second=(fewer, make_model(2, 4)))
-    with pytest.raises(InputError, match="one model at a time"):
-        run(SYSTEMS["rcs"], problem)
     alone = make_problem(problem.workload, problem.cluster, problem.model, problem.cost)
-    with pytest.raises(InputError, match="open a second recording"):
-        run(SYSTEMS["rec"], alone)
+    for name, given_problem, says in (("rcs", problem, "one model at a time"), ("rec", alone, "open a second recording")):
+        with pytest.raises(InputError, match=says):
+            run(SYSTEMS[name], given_problem)
     for order in ("shared", "two-tier"):
         with pytest.raises(InputError, match=f"cannot follow a {order} order"):
             run(SYSTEMS["aurora"], problem, {"order": order})
     pair_plan, single_plan = (run(SYSTEMS["linear"], given).result.solution for given in (problem, alone))
-    with pytest.raises(InputError, match="open the second"):
-        simulate(pair_plan, alone)
-    with pytest.raises(InputError, match="close the second"):
-        simulate(single_plan, problem)
+    for plan, given_problem, says in ((pair_plan, alone, "open the second"), (single_plan, problem, "close the second")):
+        with pytest.raises(InputError, match=says):
+            simulate(plan, given_problem)
     with pytest.raises(ValueError, match="both a placement and a send order"):
         Plan(**(dict(pair_plan) | {"send_order_b": None}))
     assert SendOrder(mode="concurrent") == pair_plan.send_order_b
 
 
-def test_two_models_that_do_not_fit_the_memory_together():
+def test_two_models_share_the_memory_or_do_not_fit_it_together():
     model = make_model(2, 8)
     cards = [make_gpu(memory=2 * 2 * 1.5 * model.bytes_per_expert / 0.9)] * 4
     trace = pair_of_samples().workload
@@ -135,16 +133,11 @@ def test_two_models_that_do_not_fit_the_memory_together():
     for name in ("aurora", "linear"):
         with pytest.raises(InputError, match="add GPUs"):
             run(SYSTEMS[name], both)
-
-
-def test_uneven_slots_share_the_memory_between_both_models():
-    """Fast GPUs have room for six experts per layer, slow ones for four: both models fit together and are planned."""
-    model = make_model(2, 8)
+    # Fast GPUs have room for six experts per layer, slow ones for four: both models fit together.
     cards = [
         make_gpu(send=rate * 1e9, memory=2 * room * model.bytes_per_expert * 1.01 / 0.9)
         for rate, room in ((12.5, 6), (10, 6), (6.25, 4), (5, 4))
     ]
-    trace = pair_of_samples().workload
     problem = make_problem(trace, cluster_of(*cards), model, Datasheet(), second=(trace, model))
     plan = run(SYSTEMS["aurora"], problem, {"slots": "uneven", "time_limit": 1.0}).result.solution
     held = plan.placement.slots + plan.placement_b.slots

@@ -1,23 +1,18 @@
 """Replication as a recipe: slots that fit the memory, balancedness that can be counted again, and robust plans."""
 
 import re
-from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from engine.catalogue import model_presets
 from engine.compare.figures import metrics
 from engine.costs import Datasheet
 from engine.errors import InputError
-from engine.formats import read_workload
 from engine.placement.replication.eplb import eplb as printed
 from engine.plan import Placement
 from engine.problem import Problem, make_problem
-from engine.simulate import simulate
 from engine.systems import SYSTEMS, run
 from engine.systems.base import Outcome
 from engine.systems.eplb import slots_per_gpu, speed_of_gpu
@@ -28,7 +23,6 @@ from tests.oracles.placing import check_replication
 from tests.oracles.plans import check_plan
 from tests.strategies import cluster_of, make_gpu, problems
 
-DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "deepseek-r1-loads"
 SHORT = 0.3
 MIXED = cluster_of(*(make_gpu(kind, 1e9, flops=1e12 / 2**kind, memory_bandwidth=1e11) for kind in (0, 1, 2, 3) * 2))
 
@@ -96,14 +90,6 @@ def test_faster_gpus_get_more_slots_where_they_may():
     assert balancedness_of(placement, problem).min() > balancedness_of(even, problem).min()
 
 
-def test_more_spare_slots_never_balance_much_worse():
-    problem = sample_problem("alpha-code", "alpha-prose", tokens=1000)
-    placements = [eplb(problem, redundant=redundant).result.solution.placement for redundant in (0, 1, 3)]
-    reached = [balancedness_of(placement, problem).min() for placement in placements]
-    assert all(more >= less - 0.01 for less, more in pairwise(reached)), reached
-    assert reached[-1] > reached[0] + 0.2
-
-
 @settings(max_examples=examples(30, 4), deadline=None)
 @given(problems(), st.integers(0, 3), st.sampled_from(("even", "uneven")), st.sampled_from(("best", "eplb")))
 def test_any_plan_is_legal_and_takes_what_the_validator_says(problem, redundant, slots, algorithm):
@@ -134,7 +120,6 @@ def test_eplb_to_the_letter(redundant):
 
 def test_eplb_to_the_letter_needs_equal_slots():
     problem = make_problem(sample("alpha-code", 500), MIXED, sample_model(), Datasheet())
-    assert np.ptp(slots_per_gpu(problem, 3, "uneven")) > 0
     with pytest.raises(InputError, match="EPLB knows only GPUs of equal slots and speed; use 'best'"):
         eplb(problem, algorithm="eplb", slots="uneven", redundant=3)
     assert eplb(problem, algorithm="eplb").result.solution.placement.slots.max() == 3
@@ -145,9 +130,8 @@ def test_eplb_to_the_letter_needs_equal_slots():
 
 def test_a_robust_plan_serves_its_worst_recording_better_than_eplb_on_the_mean():
     problem = sample_problem("alpha-code", "alpha-prose", "alpha-man", tokens=None)
-    robust, usual = (
-        balancedness_of(eplb(problem, algorithm=algorithm).result.solution.placement, problem) for algorithm in ("best", "eplb")
-    )
+    outcomes = (eplb(problem, algorithm=algorithm) for algorithm in ("best", "eplb"))
+    robust, usual = (balancedness_of(outcome.result.solution.placement, problem) for outcome in outcomes)
     assert robust.shape == usual.shape == (3, 8)
     assert robust.min() > usual.min() + 0.1 and robust.mean(axis=1).min() > usual.mean(axis=1).min() + 0.05
     alone = sample_problem("alpha-code", tokens=None)
@@ -155,40 +139,17 @@ def test_a_robust_plan_serves_its_worst_recording_better_than_eplb_on_the_mean()
     assert balancedness_of(mine, problem).min() < robust.min() < balancedness_of(mine, alone).min()
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason="the shared recordings are not here")
-@pytest.mark.everything
-def test_deepseek_r1_on_32_gpus():
-    model = model_presets()["DeepSeek-R1"].model
-    card = make_gpu(send=5e10, memory=2e11, flops=1e15, memory_bandwidth=4e12)
-    cluster = cluster_of(*[card] * 32)
-    loads = [read_workload(path) for path in sorted(DATA.glob("*.json"))]
-    assert len(loads) == 4
-    for load in loads:
-        problem = make_problem(load, cluster, model, Datasheet())
-        placement = eplb(problem, time_limit=10.0).result.solution.placement
-        assert placement.slots.tolist() == [[9] * 32] * 58
-        assert balancedness_of(placement, problem).min() >= 0.995
-    together = make_problem(loads[0], cluster, model, Datasheet(), others=tuple(loads[1:]))
-    placement = eplb(together, time_limit=1.0).result.solution.placement
-    assert balancedness_of(placement, together).min() > 0.771
-
-
 # Memory
 
 
 def test_the_memory_of_a_plan_counts_its_replicas():
     problem = sample_problem("alpha-code", tokens=500)
-    held = []
-    for redundant in (0, 2):
-        outcome = eplb(problem, redundant=redundant)
-        plan = outcome.result.solution
-        held.append(metrics(plan, problem, simulate(plan, problem)).memory)
-        spare = 8 * redundant * problem.workload.layers * problem.model.bytes_per_expert
-        assert outcome.notes["replicas"].value == (
-            f"{8 * redundant} spare slots per layer, {spare / 1e9:.3g} GB of memory in all"
-        )
     layer = problem.workload.layers * problem.model.bytes_per_expert
-    assert held == [2 * layer, 4 * layer]
+    for spare in (0, 2):
+        outcome = eplb(problem, redundant=spare)
+        assert metrics(outcome.result.solution, problem, outcome.timeline).memory == (2 + spare) * layer
+        said = f"{8 * spare} spare slots per layer, {8 * spare * layer / 1e9:.3g} GB of memory in all"
+        assert outcome.notes["replicas"].value == said
 
 
 @pytest.mark.parametrize(

@@ -78,10 +78,8 @@ def test_gate_and_aggregation_are_those_of_a_pass(problem):
 @pytest.mark.clock
 def test_two_layers_on_1024_gpus(link, kinds):
     gpus = [make_gpu(kind, 50e9 / (1 + kind), 50e9 / (1 + kind), 1e15) for kind in range(kinds)]
-    nodes = [
-        Node(name=f"node-{at}", gpus=(gpus[at % kinds].model_copy(update={"memory": 1e12}),) * 8, link_bandwidth=link)
-        for at in range(128)
-    ]
+    gpus = [gpu.model_copy(update={"memory": 1e12}) for gpu in gpus]
+    nodes = [Node(name=f"node-{at}", gpus=(gpus[at % kinds],) * 8, link_bandwidth=link) for at in range(128)]
     model = make_model(2, 256, 8)
     trace = synthetic(model, Recipe(4096, 0.5, 0.0))
     problem = Problem(trace, Cluster(name="large", nodes=tuple(nodes)), model, Datasheet())
