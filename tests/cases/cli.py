@@ -34,8 +34,7 @@ class CommandLine:
     def json(self, *arguments: object) -> dict:
         """The answer of a command that must succeed, as its one JSON object."""
         code, out, _ = self(*arguments, "--json")
-        assert code == 0
-        assert out.endswith("\n") and out.count("\n") == 1
+        assert code == 0 and out.endswith("\n") and out.count("\n") == 1
         answer = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
         assert isinstance(answer, dict)
         return answer

@@ -76,7 +76,6 @@ def hold_together(launch: PreparedLaunch, whole: Run) -> None:
 
 
 def of(timeline: Timeline, kind: str, layer: int) -> pd.DataFrame:
-    """The events of a kind in a layer."""
     return timeline.events[(timeline.events["kind"] == kind) & (timeline.events["layer"] == layer)]
 
 

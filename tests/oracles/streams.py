@@ -45,12 +45,8 @@ def check_streams(tasks, policy: str, use: tuple[float, float], start: np.ndarra
         illegal_if(np.ptp(start[task]) > 0 or np.ptp(end[task]) > 0, f"collective {task} does not run on all groups at once")
         illegal_if(start[task, 0] < max(ready[task]) - slack, f"collective {task} starts before it is ready")
     span = {task: (max(ready[task]), start[task, 0], end[task, 0]) for task in network}
-    held = [
-        (start[task, group], end[task, group])
-        for task in range(count)
-        for group in range(groups)
-        if tasks.holds[task] and policy == "priority"
-    ]
+    holding = [task for task in range(count) if tasks.holds[task] and policy == "priority"]
+    held = [(start[task, group], end[task, group]) for task in holding for group in range(groups)]
     opened = _open_pairs(tasks, span) if policy == "fixed" else []
     _check_work(tasks, policy, use, span, held + opened, slack)
     _check_choices(tasks, policy, span, held + opened, slack)
