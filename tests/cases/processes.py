@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import psutil
@@ -11,10 +11,10 @@ from engine.jobs import protocol
 from engine.launch.running.processes import WORKER
 
 
-def living(holds: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
-    """The living processes of which something holds; one that ends while they are looked at is passed over."""
+def living(holds: Callable[[psutil.Process], bool], among: Iterable[psutil.Process] | None = None) -> list[psutil.Process]:
+    """The living processes of which something holds; one that ends meanwhile is passed over. among: all if None"""
     found = []
-    for process in psutil.process_iter():
+    for process in psutil.process_iter() if among is None else among:
         with contextlib.suppress(psutil.Error, OSError):
             if holds(process) and protocol.is_alive(process):
                 found.append(process)
@@ -44,13 +44,16 @@ def workers_of(folder: Path) -> list[psutil.Process]:
 
 def workers() -> list[psutil.Process]:
     """The processes of pools, of which there are none but in the midst of a study. Forked by the server, not by this one."""
-    parents = servers()
-    return living(lambda process: process.parent() in parents)
+    forked = []
+    for server in servers():
+        with contextlib.suppress(psutil.Error):  # it has ended since
+            forked += filter(protocol.is_alive, server.children())
+    return forked
 
 
 def servers() -> list[psutil.Process]:
     """The children that have forked processes for this one; others may be those of other tests, such as a browser."""
-    return living(lambda process: process.ppid() == os.getpid() and "multiprocessing.forkserver" in " ".join(process.cmdline()))
+    return living(lambda child: "multiprocessing.forkserver" in " ".join(child.cmdline()), psutil.Process().children())
 
 
 def left(mark: str) -> list[psutil.Process]:
