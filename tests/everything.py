@@ -17,17 +17,11 @@ PATHS = (
     "parallel/test_remote.py",
     "gpu",
     "launch/test_nccl_rules.py",
-    "browser/test_affinity.py",
     "browser/test_deployment.py",
-    "browser/test_jobs.py",
-    "browser/test_launch.py",
-    "browser/test_optimise.py",
     "browser/test_recordings.py",
     "browser/test_timeline.py",
-    "browser/test_training.py",
     "browser/test_two_studios.py",
     "browser/test_visitor.py",
-    "browser/test_what_if.py",
 )
 """Folders and files below `tests`; of the browser's, every page's own flow is in `app` too, without Chromium."""
 

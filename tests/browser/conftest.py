@@ -24,9 +24,9 @@ from tests.cases.jobs import until
 from tests.cases.sessions import session_with_plans
 
 ROOT = Path(__file__).parents[2]
-SCREENSHOTS = Path(__file__).parent / "screenshots"
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
+NO_CHROMIUM = "no Chromium on this machine (Debian: apt-get install chromium-headless-shell)"
 QUIET = [
     *("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"),
     *("--disable-sync", "--no-first-run"),
@@ -34,6 +34,8 @@ QUIET = [
     "--js-flags=--no-opt --no-maglev --single-threaded",
 ]
 
+CLICKED: list[Locator] = []
+"""Every element that was clicked on, click by click."""
 RUN = re.compile("^Run$")
 """The button of Optimise; others begin with its name."""
 VERDICTS = re.compile("Do it|Try it|Not now|Cannot say yet")
@@ -111,9 +113,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.browser)
             if CHROMIUM is None:
-                item.add_marker(
-                    pytest.mark.skip(reason="no Chromium on this machine (Debian: apt-get install chromium-headless-shell)")
-                )
+                item.add_marker(pytest.mark.skip(reason=NO_CHROMIUM))
 
 
 @pytest.fixture(scope="session")
@@ -143,6 +143,8 @@ def at_rest(use: Callable) -> Callable:
     def use_at_rest(locator: Locator, *arguments: Any, **options: Any) -> None:
         await_rest(locator.page)
         use(locator, *arguments, **options)
+        if use.__name__ == "click":
+            CLICKED.append(locator)
 
     return use_at_rest
 
@@ -264,11 +266,24 @@ def planned(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return session_with_plans(data_folder, 0)[0]
 
 
+def go(page: Page, address: str) -> None:
+    """Open an address and wait until its page is at rest."""
+    page.goto(address)
+    settle(page)
+
+
 def open_sample(page: Page, studio: str) -> None:
     """Open the sample in a session of its own."""
-    page.goto(studio)
-    settle(page)
+    go(page, studio)
     page.get_by_role("button", name="Open the sample").click()
+    settle(page)
+
+
+def visit(page: Page, title: str) -> None:
+    """Go to a page by the sidebar."""
+    page.get_by_test_id("stSidebar").get_by_role("link", name=title, exact=True).click()
+    expect(page.get_by_role("heading", name=title, exact=True)).to_be_visible()
+    settle(page)
 
 
 def _note_console(message, faults: list[str]) -> None:
@@ -294,10 +309,6 @@ def await_rest(page: Page) -> None:
         page.wait_for_function(SETTLED % (NEVER_BEGINS, AT_REST), polling=50, timeout=PATIENCE)
 
 
-def click(target: Locator) -> None:
-    target.click()
-
-
 def wait_for_plans(page: Page) -> None:
     """Until the systems that run have ended and their plans are drawn."""
     expect(page.get_by_text("done · ")).to_be_visible(timeout=120_000)
@@ -305,25 +316,32 @@ def wait_for_plans(page: Page) -> None:
     settle(page)
 
 
-def run_systems(page: Page, click: Callable[[Locator], None] = click) -> None:
+def run_systems(page: Page) -> None:
     """Press Run on Optimise and wait for the plans."""
-    click(page.get_by_role("button", name=RUN))
+    page.get_by_role("button", name=RUN).click()
     wait_for_plans(page)
 
 
-def new_workspace(page: Page, name: str = "Autumn", click: Callable[[Locator], None] = click) -> None:
-    """Make a workspace on Review."""
-    click(page.get_by_role("button", name="New workspace"))
-    page.get_by_role("textbox", name="Name of the workspace").fill(name)
-    click(page.get_by_role("button", name="Create"))
+def save_plan(page: Page, workspace: str = "Autumn", name: str | None = None, note: str | None = None) -> None:
+    """Save the open plan on Review, in a new workspace, under its own name unless another is given."""
+    page.get_by_role("button", name="New workspace").click()
+    page.get_by_role("textbox", name="Name of the workspace").fill(workspace)
+    page.get_by_role("button", name="Create").click()
+    page.get_by_role("button", name="Save the open plan").click()
+    for label, text in (("Name of the plan", name), ("Note", note)):
+        if text is not None:
+            page.get_by_role("textbox", name=label).fill(text)
+    page.get_by_role("button", name="Save", exact=True).click()
+    expect(page.get_by_role("heading", name=name or "Discussion")).to_be_visible()
+    settle(page)
 
 
-def call_oneself(page: Page, name: str, click: Callable[[Locator], None] = click) -> None:
+def call_oneself(page: Page, name: str) -> None:
     """Tell the studio one's name."""
     corner = page.locator(".st-key-people").get_by_role("button").first
-    click(corner)
+    corner.click()
     page.get_by_role("textbox", name="Your name").fill(name)
-    click(page.get_by_role("button", name="Set name"))
+    page.get_by_role("button", name="Set name").click()
     expect(corner).to_contain_text(name)
     page.keyboard.press("Escape")
     settle(page)
@@ -353,17 +371,6 @@ def begins_at(page: Page, width: int, height: int) -> float:
     return page.locator(".js-plotly-plot").first.bounding_box()["y"]
 
 
-class Clicks:
-    """The clicks of a person, counted."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def __call__(self, target: Locator) -> None:
-        target.click()
-        self.count += 1
-
-
 def wear(page: Page, theme: str) -> None:
     """Show a page as in a browser that prefers a theme, `light` or `dark`."""
     page.emulate_media(color_scheme=theme)
@@ -381,26 +388,3 @@ def held(process: psutil.Process | None) -> Iterator[None]:
     finally:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.resume()
-
-
-def shoot(page: Page, name: str, **options: Any) -> None:
-    """Take a screenshot of the window for people to look at, in `make everything`."""
-    if not everything.WANTED:
-        return
-    SCREENSHOTS.mkdir(exist_ok=True)
-    page.screenshot(path=SCREENSHOTS / f"{name}.png", **options)
-
-
-def choose_in_strip(page: Page, place: int, name: str) -> None:
-    """Choose by name in a list of the strip. A page that is drawn anew just then closes the list; a person opens it again."""
-    opens, choice = (
-        page.get_by_test_id("stPopover").get_by_role("button").nth(place),
-        page.get_by_role("button", name=name, exact=True),
-    )
-    opens.click()
-    with contextlib.suppress(TimeoutError):
-        choice.wait_for(timeout=PATIENCE)
-    if not choice.count():
-        opens.click()
-    choice.click()
-    settle(page)

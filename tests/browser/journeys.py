@@ -21,24 +21,24 @@ from app import samples
 from engine.catalogue.packaged import installed_folder
 from engine.workload import RoutingTrace
 from tests.browser.conftest import (
-    SCREENSHOTS,
+    CLICKED,
     TITLES,
     VERDICTS,
-    Clicks,
     call_oneself,
     chromium,
     link_of_plan,
-    new_workspace,
     run_systems,
+    save_plan,
     settle,
     studios,
+    visit,
     wait_for_plans,
     watched_page,
     wear,
 )
 from tests.browser.pictures import JOB_TIMEOUT, LAUNCH_TIMEOUT
 
-PICTURES = SCREENSHOTS / "journeys"
+PICTURES = Path(__file__).parent / "screenshots" / "journeys"
 WIDE, NARROW = {"width": 1440, "height": 900}, {"width": 1024, "height": 768}
 VARIANTS = ((NARROW, "dark"), (NARROW, "light"), (WIDE, "dark"), (WIDE, "light"))
 """Window and theme of every picture; the last is how a person goes on."""
@@ -52,8 +52,8 @@ class Journey:
 
     def __init__(self, browser: Browser, name: str, address: str) -> None:
         self.browser, self.name, self.address = browser, name, address
-        self.click = Clicks()
         self.seconds: list[float] = []
+        self.begun = len(CLICKED)
 
     @contextlib.contextmanager
     def person(self) -> Iterator[Page]:
@@ -64,14 +64,11 @@ class Journey:
     @contextlib.contextmanager
     def step(self, page: Page, title: str, sight: Locator | None = None) -> Iterator[None]:
         """A person's actions until a page is at rest. sight: the part that they then look at, the top if none"""
-        clicks, begun = self.click.count, time.monotonic()
+        clicks, begun = len(CLICKED), time.monotonic()
         yield
         settle(page)
         self.seconds.append(time.monotonic() - begun)
-        print(f"  {title:<40} {self.seconds[-1]:5.1f} s, {self.click.count - clicks} clicks", flush=True)
-        self._photograph(page, f"{self.name}-{len(self.seconds)}-{title.replace(' ', '-')}", sight)
-
-    def _photograph(self, page: Page, name: str, sight: Locator | None) -> None:
+        print(f"  {title:<40} {self.seconds[-1]:5.1f} s, {len(CLICKED) - clicks} clicks", flush=True)
         page.mouse.move(2, 2)  # away from any tooltip
         for window, theme in VARIANTS:
             page.set_viewport_size(window)
@@ -82,42 +79,32 @@ class Journey:
             if sight is not None:
                 sight.scroll_into_view_if_needed()
                 settle(page)
-            page.screenshot(path=PICTURES / f"{name}-{window['width']}-{theme}.png")
+            name = f"{self.name}-{len(self.seconds)}-{title.replace(' ', '-')}-{window['width']}-{theme}.png"
+            page.screenshot(path=PICTURES / name)
 
-    def visit(self, page: Page, title: str) -> None:
-        """Go to a page by the sidebar."""
-        self.click(page.get_by_test_id("stSidebar").get_by_role("link", name=title, exact=True))
-        expect(page.get_by_role("heading", name=title, exact=True)).to_be_visible()
-        settle(page)
-
-    def save_in_new_workspace(self, page: Page) -> None:
-        """Save the open plan on Review, where there is no workspace yet."""
-        new_workspace(page, click=self.click)
-        self.click(page.get_by_role("button", name="Save the open plan"))
-        self.click(page.get_by_role("button", name="Save", exact=True))
-        expect(page.get_by_role("heading", name="Discussion")).to_be_visible()
+    def say(self, title: str) -> None:
+        print(f"  {title:<40} {sum(self.seconds):5.1f} s, {len(CLICKED) - self.begun} clicks")
 
 
 def newcomer(journey: Journey, folder: Path) -> None:
     """From the start page to a measured launch, knowing nothing."""
-    click = journey.click
     with journey.person() as page:
         with journey.step(page, "start page"):
             page.goto(journey.address)
             expect(page.locator(TITLES, has_text="as fast")).to_be_in_viewport(ratio=1)
         with journey.step(page, "plans"):
-            click(page.get_by_role("button", name="Plan the sample"))
+            page.get_by_role("button", name="Plan the sample").click()
             wait_for_plans(page)
         with journey.step(page, "Gantt"):
-            click(page.get_by_role("link", name="See why on the timeline"))
+            page.get_by_role("link", name="See why on the timeline").click()
             expect(page.locator(".js-plotly-plot").first).to_be_visible()
-        print(f"  a plan and its Gantt after {sum(journey.seconds):.1f} s and {click.count} clicks")
+        journey.say("a plan and its Gantt after")
         with journey.step(page, "launch"):
-            journey.visit(page, "Launch")
+            visit(page, "Launch")
             expect(page.get_by_role("button", name="Start", exact=True)).to_be_visible()
         measured = page.get_by_role("heading", name=re.compile("^Measured: "))
         with journey.step(page, "measured", measured):
-            click(page.get_by_role("button", name="Start", exact=True))
+            page.get_by_role("button", name="Start", exact=True).click()
             expect(measured).to_be_visible(timeout=LAUNCH_TIMEOUT)
 
 
@@ -137,72 +124,69 @@ def files_of_an_engineer(folder: Path) -> list[Path]:
 
 def engineer(journey: Journey, folder: Path) -> None:
     """From SGLang's recording of a model of R1's size to a file that it loads, judged on another recording."""
-    click = journey.click
     files = files_of_an_engineer(folder)
     with journey.person() as page:
         with journey.step(page, "start page"):
             page.goto(journey.address)
-            click(page.get_by_role("button", name="Upload mine"))
+            page.get_by_role("button", name="Upload mine").click()
             expect(page.get_by_text("Routing logs, expert loads").first).to_be_visible()
         with journey.step(page, "dropped"):
             page.locator('input[type="file"]').set_input_files(files)
             expect(page.get_by_text("58 layers × 256 experts").first).to_be_visible()
         with journey.step(page, "cluster"):
-            journey.visit(page, "Cluster")
-            click(page.get_by_role("button", name="hgx-h100-4-nodes", exact=True))
+            visit(page, "Cluster")
+            page.get_by_role("button", name="hgx-h100-4-nodes", exact=True).click()
             expect(page.get_by_text("32 × H100").first).to_be_visible()
         with journey.step(page, "plans"):
-            journey.visit(page, "Optimise")
-            run_systems(page, click)
+            visit(page, "Optimise")
+            run_systems(page)
         with journey.step(page, "Gantt"):
-            click(page.get_by_role("link", name="See why on the timeline"))
+            page.get_by_role("link", name="See why on the timeline").click()
             expect(page.locator(".js-plotly-plot").first).to_be_visible()
         with journey.step(page, "saved"):
-            journey.visit(page, "Review")
-            journey.save_in_new_workspace(page)
+            visit(page, "Review")
+            save_plan(page)
         verdict = page.get_by_role("heading", name=VERDICTS)
         with journey.step(page, "verdict", verdict):
-            click(page.get_by_role("button", name="Judge this plan"))
+            page.get_by_role("button", name="Judge this plan").click()
             expect(verdict).to_be_visible(timeout=JOB_TIMEOUT)
         download = page.get_by_role("button", name=re.compile("^Download .*json"))
         with journey.step(page, "export", download):
-            click(page.get_by_text("Export to a serving engine"))
+            page.get_by_text("Export to a serving engine").click()
             with page.expect_download() as file:
-                click(download)
+                download.click()
         content = json.loads(file.value.path().read_bytes())
         print(f"  {file.value.suggested_filename}: {', '.join(content)} of {len(content['physical_to_logical_map'])} layers")
 
 
 def planner(journey: Journey, folder: Path) -> None:
     """From a purchase of 64 mixed GPUs, drawn, to the price of a target time and a brief for those who pay."""
-    click = journey.click
     with journey.person() as page:
         with journey.step(page, "sample"):
             page.goto(journey.address)
-            click(page.get_by_role("button", name="DeepSeek-R1 size (synthetic)"))
+            page.get_by_role("button", name="DeepSeek-R1 size (synthetic)").click()
             expect(page.get_by_text("58 layers × 256 experts").first).to_be_visible()
         with journey.step(page, "64 mixed GPUs"):
-            journey.visit(page, "Cluster")
-            click(page.get_by_role("button", name="Presets"))
-            click(page.get_by_role("button", name="hgx-h100-and-l40s", exact=True))
+            visit(page, "Cluster")
+            page.get_by_role("button", name="Presets").click()
+            page.get_by_role("button", name="hgx-h100-and-l40s", exact=True).click()
             expect(page.get_by_text("16 GPUs of 2 types").first).to_be_visible()
             nodes = page.get_by_role("application").get_by_role("button", name=re.compile("^Node "))
             for number, modifiers in ((0, []), (1, ["Shift"])):
                 settle(page)
                 nodes.nth(number).click(position={"x": 20, "y": 14}, modifiers=modifiers)
-                click.count += 1
             inspector = page.get_by_role("group", name="Inspector of what is selected")
             inspector.get_by_label("How many more nodes").fill("3")
-            click(inspector.get_by_role("button", name="more nodes like this"))
+            inspector.get_by_role("button", name="more nodes like this").click()
             expect(page.get_by_text("64 GPUs of 2 types").first).to_be_visible()
         with journey.step(page, "plans"):
-            journey.visit(page, "Optimise")
-            run_systems(page, click)
+            visit(page, "Optimise")
+            run_systems(page)
         front = page.locator(".js-plotly-plot").last
         with journey.step(page, "time against cost", front):
-            journey.visit(page, "What-if")
-            click(page.get_by_test_id("stMain").get_by_role("radio", name="How many GPUs"))
-            click(page.get_by_role("button", name="Find the number of GPUs"))
+            visit(page, "What-if")
+            page.get_by_test_id("stMain").get_by_role("radio", name="How many GPUs").click()
+            page.get_by_role("button", name="Find the number of GPUs").click()
             prices = {kind: page.get_by_role("spinbutton", name=f"Price per {kind}-hour") for kind in ("H100", "L40S")}
             expect(prices["H100"]).to_be_visible(timeout=JOB_TIMEOUT)
             expect(page.get_by_test_id("stMain").get_by_test_id("stProgress")).to_have_count(0, timeout=JOB_TIMEOUT)
@@ -212,12 +196,12 @@ def planner(journey: Journey, folder: Path) -> None:
                 settle(page)
             expect(front.locator(".xtitle")).to_contain_text("cost per hour")
         with journey.step(page, "brief"):
-            journey.visit(page, "Review")
-            journey.save_in_new_workspace(page)
+            visit(page, "Review")
+            save_plan(page)
         with journey.step(page, "report"):
-            click(page.get_by_role("button", name="Report", exact=True))
+            page.get_by_role("button", name="Report", exact=True).click()
             with page.expect_download() as file:
-                click(page.get_by_role("button", name="Download the report"))
+                page.get_by_role("button", name="Download the report").click()
             file.value.save_as(folder / "report.html")
         with contextlib.closing(journey.browser.new_context(viewport=WIDE, offline=True)) as context:
             report = context.new_page()
@@ -228,35 +212,34 @@ def planner(journey: Journey, folder: Path) -> None:
 
 def team(journey: Journey, folder: Path) -> None:
     """Ana asks about a plan, Ben points to a layer, Ana looks there and decides."""
-    click = journey.click
     with journey.person() as ana, journey.person() as ben:
         with journey.step(ana, "Ana plans"):
             ana.goto(journey.address)
-            click(ana.get_by_role("button", name="Plan the sample"))
+            ana.get_by_role("button", name="Plan the sample").click()
             wait_for_plans(ana)
         with journey.step(ana, "Ana asks"):
-            call_oneself(ana, "Ana", click)
-            journey.visit(ana, "Review")
-            journey.save_in_new_workspace(ana)
+            call_oneself(ana, "Ana")
+            visit(ana, "Review")
+            save_plan(ana)
         with journey.step(ben, "Ben opens the link"):
             ben.goto(link_of_plan(ana))
             expect(ben.get_by_role("heading", name="Discussion")).to_be_visible()
         with journey.step(ben, "Ben writes", ben.get_by_role("heading", name="Discussion")):
-            call_oneself(ben, "Ben", click)
+            call_oneself(ben, "Ben")
             ben.get_by_role("textbox", name="Your comment").fill(QUESTION)
-            click(ben.get_by_role("combobox", name="About"))
-            click(ben.get_by_role("option", name="Layer 3 on Timeline"))
+            ben.get_by_role("combobox", name="About").click()
+            ben.get_by_role("option", name="Layer 3 on Timeline").click()
         with journey.step(ana, "Ana reads", ana.get_by_role("heading", name="Discussion")):
-            click(ben.get_by_role("button", name="Comment", exact=True))
+            ben.get_by_role("button", name="Comment", exact=True).click()
             expect(ana.get_by_test_id("stText").filter(has_text=QUESTION)).to_be_visible()
         with journey.step(ana, "Ana looks there"):
-            click(ana.get_by_role("button", name="Layer 3 on Timeline"))
+            ana.get_by_role("button", name="Layer 3 on Timeline").click()
             expect(ana.get_by_role("heading", name="Timeline", exact=True)).to_be_visible()
         with journey.step(ana, "Ana answers", ana.get_by_role("heading", name="Discussion")):
-            journey.visit(ana, "Review")
+            visit(ana, "Review")
             ana.get_by_role("textbox", name="Reason").fill("It waits for the slowest card, as under any plan.")
         with journey.step(ben, "Ana approves and Ben sees it"):
-            click(ana.get_by_role("button", name="Approve", exact=True))
+            ana.get_by_role("button", name="Approve", exact=True).click()
             expect(ben.get_by_role("button", name="Reopen")).to_be_visible()
 
 
@@ -272,7 +255,7 @@ def main(names: list[str]) -> None:
             with tempfile.TemporaryDirectory() as folder, studios(Path(folder) / "data") as start:
                 journey = Journey(browser, name, start())
                 JOURNEYS[name](journey, Path(folder))
-            print(f"  {'in all':<40} {sum(journey.seconds):5.1f} s, {journey.click.count} clicks")
+            journey.say("in all")
 
 
 if __name__ == "__main__":

@@ -15,18 +15,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image
-from playwright.sync_api import Locator, Page, expect, sync_playwright
+from playwright.sync_api import Locator, Page, TimeoutError, expect
 
 from tests.browser.conftest import (
-    CHROMIUM,
-    QUIET,
+    PATIENCE,
     VERDICTS,
     call_oneself,
-    choose_in_strip,
-    new_workspace,
+    chromium,
+    go,
     run_systems,
+    save_plan,
     settle,
     studios,
+    visit,
     watched_page,
 )
 
@@ -77,21 +78,23 @@ class Camera:
         picture.quantize(256, method=Image.Quantize.MAXCOVERAGE, kmeans=2, dither=Image.Dither.NONE).save(file, optimize=True)
         print(f"{file.relative_to(ROOT)}: {picture.width} × {picture.height}, {file.stat().st_size / 1000:.0f} kB")
 
-    def visit(self, title: str) -> None:
-        """Go to a page by the navigation at the top."""
-        self.page.get_by_test_id("stSidebar").get_by_role("link", name=title, exact=True).click()
-        expect(self.page.get_by_role("heading", name=title, exact=True)).to_be_visible()
-        settle(self.page)
 
-    def chart(self, title: str | re.Pattern) -> Locator:
-        """The chart with these words in its title, and that title."""
-        return self.page.locator('[class*="st-key-titled-"]').filter(has_text=title).last
+def choose_in_strip(page: Page, place: int, name: str) -> None:
+    """Choose by name in a list of the strip. A page that is drawn anew just then closes the list; a person opens it again."""
+    opens = page.get_by_test_id("stPopover").get_by_role("button").nth(place)
+    choice = page.get_by_role("button", name=name, exact=True)
+    opens.click()
+    with contextlib.suppress(TimeoutError):
+        choice.wait_for(timeout=PATIENCE)
+    if not choice.count():
+        opens.click()
+    choice.click()
+    settle(page)
 
 
 def begin(page: Page, address: str) -> None:
     """Open the sample, without the guide and under a name."""
-    page.goto(address)
-    settle(page)
+    go(page, address)
     page.get_by_role("button", name="End guide").click()
     call_oneself(page, "Ana")
 
@@ -101,26 +104,26 @@ def workload(camera: Camera) -> None:
 
 
 def cluster(camera: Camera) -> None:
-    camera.visit("Cluster")
+    visit(camera.page, "Cluster")
     expect(camera.page.get_by_role("application")).to_be_visible()
     camera.shoot("cluster", last=camera.page.get_by_test_id("stDataFrame"))
 
 
 def affinity(camera: Camera) -> None:
-    camera.visit("Affinity")
+    visit(camera.page, "Affinity")
     camera.page.get_by_text("Grouped by GPU", exact=True).click()
     expect(camera.page.get_by_text("of tokens stay on their GPU (layers 0 and 1)")).to_be_visible()
     camera.shoot("affinity", last=camera.page.get_by_text("Every GPU has a colour of its own"))
 
 
 def plans(camera: Camera) -> None:
-    camera.visit("Optimise")
+    visit(camera.page, "Optimise")
     run_systems(camera.page)
     camera.shoot("optimise")
 
 
 def timeline(camera: Camera) -> None:
-    camera.visit("Timeline")
+    visit(camera.page, "Timeline")
     gantt = camera.page.locator('[class*="st-key-titled-"]').first
     expect(gantt.get_by_text("Aurora ·").first).to_be_visible()
     camera.shoot("gantt", first=gantt, last=gantt)
@@ -130,7 +133,7 @@ def timeline(camera: Camera) -> None:
 def board(camera: Camera) -> None:
     """The drawing board with the open plan laid over it, and a node in the inspector."""
     page = camera.page
-    camera.visit("Cluster")
+    visit(page, "Cluster")
     page.get_by_text("Overlay the open plan").click()
     expect(page.get_by_text("Bars: each GPU's tokens")).to_be_visible()
     settle(page)
@@ -141,7 +144,7 @@ def board(camera: Camera) -> None:
 
 
 def what_if(camera: Camera) -> None:
-    camera.visit("What-if")
+    visit(camera.page, "What-if")
     camera.page.get_by_role("slider", name="Network bandwidth").first.focus()
     for _ in range(4):
         camera.page.keyboard.press("ArrowRight")
@@ -152,7 +155,7 @@ def what_if(camera: Camera) -> None:
 def deployed(camera: Camera) -> None:
     """Name today's placement as the baseline, from a serving engine's file."""
     page = camera.page
-    camera.visit("Optimise")
+    visit(page, "Optimise")
     running = {"physical_to_logical_map": [list(range(16))[::-1]] * 8}
     file = {"name": "running.json", "mimeType": "application/json", "buffer": json.dumps(running).encode()}
     page.get_by_test_id("stFileUploader").locator("input").first.set_input_files([file])
@@ -164,7 +167,7 @@ def deployed(camera: Camera) -> None:
 def recordings(camera: Camera) -> None:
     """Other recordings of the model, to hold plans against."""
     page = camera.page
-    camera.visit("Workload")
+    visit(page, "Workload")
     page.get_by_text("Add a recording").click()
     for name in ("Alpha on prose", "Alpha on man pages", "Alpha on code"):  # the last stays open
         page.get_by_role("button", name=name).click()
@@ -184,13 +187,8 @@ def record(camera: Camera) -> None:
 
 def review(camera: Camera) -> None:
     page = camera.page
-    camera.visit("Review")
-    new_workspace(page, "Autumn cluster")
-    page.get_by_role("button", name="Save the open plan").click()
-    page.get_by_role("textbox", name="Name of the plan").fill("Aurora on the mixed eight")
-    page.get_by_role("textbox", name="Note").fill("For the nodes that arrive in October")
-    page.get_by_role("button", name="Save", exact=True).click()
-    expect(page.get_by_role("heading", name="Aurora on the mixed eight")).to_be_visible()
+    visit(page, "Review")
+    save_plan(page, "Autumn cluster", "Aurora on the mixed eight", "For the nodes that arrive in October")
     expect(page.locator(".js-plotly-plot")).to_have_count(2)
     camera.shoot("review", last=page.locator(".js-plotly-plot").first)
     page.get_by_role("button", name="Judge this plan").click()
@@ -201,7 +199,7 @@ def review(camera: Camera) -> None:
 
 def launch(camera: Camera) -> None:
     page = camera.page
-    camera.visit("Launch")
+    visit(page, "Launch")
     expect(page.get_by_role("spinbutton", name="Ranks")).to_be_visible()
     camera.shoot("launch")
     page.get_by_text("Export to a serving engine").click()
@@ -221,7 +219,7 @@ def training_step(camera: Camera) -> None:
     page = camera.page
     choose_in_strip(page, 1, "lancet-p4de-2-nodes")
     choose_in_strip(page, 2, "GPT2-S-MoE")
-    camera.visit("Optimise")
+    visit(camera.page, "Optimise")
     page.get_by_role("button", name="Training step").click()
     expect(page.get_by_text("18.9 MB in each GPU's buffer")).to_be_visible()
     settle(page)
@@ -231,7 +229,7 @@ def training_step(camera: Camera) -> None:
     settle(page)
     hidden = page.locator('[class*="st-key-titled-"]').first
     camera.shoot("training", first=hidden, last=page.get_by_test_id("stDataFrame").first)
-    camera.visit("Timeline")
+    visit(camera.page, "Timeline")
     expect(page.get_by_text("Exposed communication").first).to_be_visible()
     gantt = page.locator('[class*="st-key-titled-"]').first
     camera.shoot("training-timeline", first=gantt, last=gantt)
@@ -250,8 +248,7 @@ def main() -> None:
     with (
         tempfile.TemporaryDirectory() as folder,
         studios(Path(folder) / "data") as start,
-        sync_playwright() as playwright,
-        contextlib.closing(playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET)) as browser,
+        chromium() as browser,
         watched_page(browser, viewport=VIEWPORT, color_scheme="light") as page,
     ):
         address = start("--sample")

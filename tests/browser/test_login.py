@@ -19,7 +19,7 @@ from engine.store import team
 from engine.store.database import Database
 from tests import everything
 from tests.browser.access import faults_in_either_theme
-from tests.browser.conftest import free_port, settle, shoot
+from tests.browser.conftest import free_port, settle
 from tests.cases.teams import plan_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:get_jwt_config:DeprecationWarning")
@@ -133,7 +133,6 @@ def test_the_whole_way_of_a_login(page: Page, studio: str, data_folder: Path) ->
     expect(page.get_by_text("Healthy: ")).to_be_visible()
     if everything.WANTED:
         assert not (found := faults_in_either_theme(page)), "\n".join(found)
-    shoot(page, "operate-dark")
 
     with_claims(page, studio, SECRET, iat=time.time() - 13 * 3600)
     expect(page.get_by_text("Your login has expired")).to_be_visible()

@@ -6,7 +6,7 @@ from pathlib import Path
 from playwright.sync_api import Locator, Page, expect
 
 from app.workload import CROSS_WIDTH, NAME_WIDTH, ROW_HEIGHT
-from tests.browser.conftest import begins_at, open_sample, settle
+from tests.browser.conftest import begins_at, go, open_sample, settle
 
 ON_NAME = 40
 """Pixels from the left: on every name."""
@@ -26,7 +26,6 @@ def click(page: Page, table: Locator, row: int, x: float) -> None:
 def test_the_form_folds_once_an_upload_is_open_though_it_was_unfolded(page: Page, studio: str, tmp_path: Path) -> None:
     (tmp_path / "wrong.csv").write_text("a,b\nx,y\n")
     open_sample(page, studio)
-    settle(page)
     form = page.get_by_test_id("stExpander").first
     form.locator("summary").click()
     settle(page)
@@ -45,8 +44,7 @@ def test_the_form_folds_once_an_upload_is_open_though_it_was_unfolded(page: Page
 
 
 def test_a_click_opens_a_recording_and_the_cross_removes_it(page: Page, studio: str) -> None:
-    page.goto(studio)
-    settle(page)
+    go(page, studio)
     files = [SAMPLES / "tiny-moe" / "alpha-code.npz", SAMPLES / "tiny-moe" / "alpha-prose.npz", SAMPLES / "traffic-8.csv"]
     page.locator('input[type="file"]').set_input_files(files)
     table = page.get_by_test_id("stDataFrame").first

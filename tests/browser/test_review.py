@@ -9,17 +9,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests import everything
 from tests.browser.access import faults_in_either_theme
-from tests.browser.conftest import (
-    TITLES,
-    WINDOWS,
-    begins_at,
-    call_oneself,
-    link_of_plan,
-    new_workspace,
-    settle,
-    shoot,
-    watched_page,
-)
+from tests.browser.conftest import TITLES, WINDOWS, begins_at, call_oneself, go, link_of_plan, save_plan, settle, watched_page
 from tests.cases.sessions import session_with_plans
 
 HOSTILE = "<img src=x onerror=alert(1)> **bold**"
@@ -43,24 +33,14 @@ def other(browser: Browser) -> Iterator[Page]:
 
 
 def test_save_discuss_and_decide_in_two_browsers(page: Page, other: Page, studio: str, planned: str, tmp_path: Path) -> None:
-    page.on("dialog", lambda dialog: pytest.fail(f"a script ran: {dialog.message}"))
-    page.goto(f"{studio}/review?session={planned}")
-    settle(page)
+    go(page, f"{studio}/review?session={planned}")
     call_oneself(page, "Ana")
-    new_workspace(page, f"Autumn {HOSTILE}")
-    expect(page.get_by_text("Nothing is saved here yet")).to_be_visible()
-    page.get_by_role("button", name="Save the open plan").click()
-    page.get_by_role("textbox", name="Name of the plan").fill(HOSTILE)
-    page.get_by_role("textbox", name="Note").fill("first line\nsecond line")
-    page.get_by_role("button", name="Save", exact=True).click()
-    expect(page.get_by_role("heading", name=HOSTILE)).to_be_visible()
-    settle(page)
+    save_plan(page, f"Autumn {HOSTILE}", HOSTILE, "first line\nsecond line")
 
     # Another person opens the link: exactly this plan, with its inputs.
     link = link_of_plan(page)
     assert link.startswith(f"{studio}/review?plan=") and "session" not in link
-    other.goto(link)
-    settle(other)
+    go(other, link)
     expect(other.get_by_role("heading", name=HOSTILE)).to_be_visible()
     expect(other.get_by_test_id("stPopover").first).to_contain_text("alpha-code")
     call_oneself(other, "Ben")
@@ -85,7 +65,6 @@ def test_save_discuss_and_decide_in_two_browsers(page: Page, other: Page, studio
     for tab in (page, other):
         settle(tab)
         expect(tab.locator(".js-plotly-plot")).to_have_count(2)
-    shoot(page, "review-1-approved")
 
     if everything.WANTED:
         hold_sight(page)
@@ -132,7 +111,6 @@ def hold_report(page: Page, path: Path) -> None:
     for text in (SCRIPT, "Ana at once", "worth the move", "second line"):
         expect(report.get_by_text(text)).to_be_visible()
     assert report.locator("img").count() == 0
-    shoot(report, "review-2-report", full_page=True)
     context.close()
     assert not faults and asked == [path.as_uri()], (faults, asked)
 

@@ -8,7 +8,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from engine.jobs import queue, runner
 from engine.jobs.runner import State
-from tests.browser.conftest import RUN, link_of_plan, new_workspace, settle, watched_page
+from tests.browser.conftest import RUN, go, link_of_plan, save_plan, settle, watched_page
 from tests.cases.jobs import WORKER, until
 from tests.cases.sessions import session_with_plans
 from tests.store.conftest import postgres
@@ -37,14 +37,8 @@ def test_sessions_jobs_and_links_work_from_each(page: Page, other: Page, start_s
     first, second = start_studio(), start_studio()
 
     # A saved plan's link, and a comment on it.
-    page.goto(f"{first}/review?session={session}")
-    settle(page)
-    new_workspace(page)
-    page.get_by_role("button", name="Save the open plan").click()
-    page.get_by_role("textbox", name="Name of the plan").fill("The one")
-    page.get_by_role("button", name="Save", exact=True).click()
-    expect(page.get_by_role("heading", name="The one")).to_be_visible()
-    settle(page)
+    go(page, f"{first}/review?session={session}")
+    save_plan(page, name="The one")
     link = link_of_plan(page)
     assert link.startswith(f"{first}/review?plan=")
     other.goto(link.replace(first, second))
@@ -55,18 +49,16 @@ def test_sessions_jobs_and_links_work_from_each(page: Page, other: Page, start_s
     running = runner.start("count", UNTIL_STOPPED, data_folder, module=WORKER)
     try:
         until(lambda: running.progress, 60)
-        page.goto(f"{first}/optimise?session={session}")
-        settle(page)
+        go(page, f"{first}/optimise?session={session}")
         page.get_by_role("button", name=RUN).click()
         expect(page.get_by_test_id("stMain").get_by_text("waiting, next in line")).to_be_visible()
         other.goto(f"{second}/optimise?session={session}")
         expect(other.get_by_test_id("stMain").get_by_text("waiting, next in line")).to_be_visible()
         mine = runner.jobs(data_folder, "optimise")[0]
         assert mine.state is State.WAITING
-        expect(other.get_by_test_id("stMain").get_by_role("button", name="Stop")).to_have_count(
-            1
-        )  # once the page before it has gone
-        other.get_by_test_id("stMain").get_by_role("button", name="Stop").click()
+        stop = other.get_by_test_id("stMain").get_by_role("button", name="Stop")
+        expect(stop).to_have_count(1)  # once the page before it has gone
+        stop.click()
         assert runner.wait(mine, 60) is State.CANCELLED
         expect(page.get_by_text("cancelled", exact=False).first).to_be_visible()
         settle(page)

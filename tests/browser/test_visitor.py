@@ -2,28 +2,19 @@
 
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import settle
-
-PERSON = ".st-key-people"
+from tests.browser.conftest import call_oneself, go, settle
 
 
 def test_a_typed_name_is_known_in_another_session_of_the_browser(page: Page, studio: str) -> None:
-    page.goto(studio)
-    settle(page)
-    page.locator(PERSON).get_by_role("button").first.click()
-    page.get_by_role("textbox", name="Your name").fill("Ben")
-    page.get_by_role("button", name="Set name").click()
-    expect(page.locator(PERSON).get_by_role("button").first).to_contain_text("Ben")
-    settle(page)
-    page.goto(f"{studio}/review")  # without the session
-    expect(page.locator(PERSON).get_by_role("button").first).to_contain_text("Ben")
-    settle(page)
+    go(page, studio)
+    call_oneself(page, "Ben")
+    go(page, f"{studio}/review")  # without the session
+    expect(page.locator(".st-key-people").get_by_role("button").first).to_contain_text("Ben")
     assert "session=" not in page.url, "who only looks has no session of their own"
 
 
 def test_a_list_of_plans_that_is_left_closes_no_plan(page: Page, start_studio, planned: str) -> None:
-    page.goto(f"{start_studio()}/timeline?session={planned}")
-    settle(page)
+    go(page, f"{start_studio()}/timeline?session={planned}")
     plan = page.get_by_test_id("stSidebar").get_by_role("button", name="Linear placement")
     plan.click()
     chosen = page.get_by_role("combobox", name="Open plan")

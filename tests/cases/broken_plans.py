@@ -7,10 +7,8 @@ from engine.costs import Datasheet
 from engine.formats import read_cluster, read_model, read_workload
 from engine.problem import Problem, make_problem
 from engine.systems import SYSTEMS, run
-from tests.cases.samples import SAMPLES
+from tests.cases.cli import CLUSTER, MODEL, RECORDING
 
-RECORDING = SAMPLES / "tiny-moe" / "alpha-code.npz"
-CLUSTER, MODEL = SAMPLES / "mixed-8.json", SAMPLES / "tiny-moe-alpha.json"
 LAYER = 3
 
 

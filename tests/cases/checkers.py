@@ -26,8 +26,7 @@ def blocks(row: list[int], experts: int, gpus: int) -> list[list[int]]:
 
 def sglang(content: bytes, layers: int, dense: tuple[int, ...], experts: int, gpus: int) -> Held:
     if content.startswith(b"PK"):
-        data = torch.load(io.BytesIO(content), weights_only=True)
-        data = {key: value.tolist() for key, value in data.items()}
+        data = {key: value.tolist() for key, value in torch.load(io.BytesIO(content), weights_only=True).items()}
     else:
         data = json.loads(content)
     assert list(data) == ["physical_to_logical_map"]
@@ -77,13 +76,7 @@ def megatron(content: bytes, layers: int, experts: int, gpus: int) -> Held:
     """The experts that each rank's contiguous block holds once every expert is at its new position."""
     perm = np.array(json.loads(content))
     assert perm.shape == (layers, experts) and (np.sort(perm, axis=1) == np.arange(experts)).all()
-    held = []
-    for row in perm.tolist():
-        moved = [-1] * experts
-        for expert, position in enumerate(row):
-            moved[position] = expert
-        held.append(blocks(moved, experts, gpus))
-    return held
+    return [blocks(np.argsort(row).tolist(), experts, gpus) for row in perm]
 
 
 def exflow(content: bytes, layers: int, experts: int, gpus: int) -> Held:

@@ -7,23 +7,14 @@ from pathlib import Path
 import pytest
 
 from engine.cli import main
+from tests.cases.files import config
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = ROOT / "sample_traces"
 CLUSTER, MODEL = SAMPLES / "mixed-8.json", SAMPLES / "tiny-moe-alpha.json"
 RECORDING = SAMPLES / "tiny-moe" / "alpha-code.npz"
 INPUTS = ["--workload", RECORDING, "--cluster", CLUSTER, "--model", MODEL]
-ALPHA = {
-    "model_type": "tiny",
-    "hidden_size": 128,
-    "num_hidden_layers": 8,
-    "num_experts": 16,
-    "num_experts_per_tok": 1,
-    "moe_intermediate_size": 512,
-    "intermediate_size": 512,
-    "num_attention_heads": 4,
-    "vocab_size": 1000,
-}
+ALPHA = config("tiny", 128, 512, 8, 1, num_experts=16, moe_intermediate_size=512, num_attention_heads=4, vocab_size=1000)
 """The `config.json` of Hugging Face that fits the sample's model."""
 
 
@@ -43,8 +34,7 @@ class CommandLine:
     def json(self, *arguments: object) -> dict:
         """The answer of a command that must succeed, as its one JSON object."""
         code, out, _ = self(*arguments, "--json")
-        assert code == 0
-        assert out.endswith("\n") and out.count("\n") == 1
+        assert code == 0 and out.endswith("\n") and out.count("\n") == 1
         answer = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
         assert isinstance(answer, dict)
         return answer

@@ -8,9 +8,8 @@ from engine.launch.places.destination import SCHEDULERS, Destination
 from engine.launch.preparation.launch import Launch, PreparedLaunch
 from engine.launch.preparation.prepare import prepare
 from engine.model import MoEModel
-from engine.plan import Placement
 from engine.workload import RoutingTrace
-from tests.cases.launch_plans import plan_with
+from tests.cases.launch_plans import blocks, plan_with
 
 MODEL = MoEModel(name="tiny", layers=2, experts=8, experts_per_token=2, d_model=32, d_ff=64)
 SIZE = {"cpus_per_node": 8, "memory_per_node": 16 * 2.0**30, "gpu": "H100", "gpu_memory": 80 * 2.0**30}
@@ -28,12 +27,9 @@ def launch_for(where: Destination, limit: float = 600.0, model: MoEModel = MODEL
     gpus = min(8, where.ranks)
     rng = np.random.default_rng(3)
     experts = np.argsort(rng.random((200, model.layers, model.experts)), axis=-1)[:, :, :2].astype(np.int16)
-    slots = tuple(tuple(range(gpu * 8 // gpus, (gpu + 1) * 8 // gpus)) for gpu in range(gpus))
-    placement = Placement(experts=8, experts_of_gpu=(slots,) * model.layers, model_layers=tuple(range(model.layers)))
-    plan = plan_with(placement, name="even")
+    plan = plan_with(blocks(model, gpus), name="even")
     trace = RoutingTrace("made up", experts, 8)
-    asked = Launch((plan,), trace, model, on=where.scheduler, destination=where, repeats=2, limit=limit)
-    return prepare(asked)
+    return prepare(Launch((plan,), trace, model, on=where.scheduler, destination=where, repeats=2, limit=limit))
 
 
 def shared_folder(at: Path) -> Path:

@@ -22,9 +22,7 @@ def refused(path: Path, *parts: str, read: Callable = read_workload, **options: 
     with pytest.raises(InputError) as caught:
         read(path, **options)
     message = str(caught.value)
-    assert message.startswith(path.name)
-    assert "\n" not in message
-    assert str(path.parent) not in message
+    assert message.startswith(path.name) and "\n" not in message and str(path.parent) not in message
     for part in parts:
         assert part in message, message
     return message
@@ -108,8 +106,8 @@ def nccl_test_log(
 ) -> str:
     """Return the output of a test in the layout of nccl-tests."""
     share = (2 if redop == "sum" else 1) * (gpus - 1) / gpus if share is None else share
-    lines = [] if test is None else ["# nccl-tests version 2.17.1 nccl-headers=22703 nccl-library=22703"]
-    lines += [] if test is None else [f"# Collective test starting: {test}"]
+    head = ["# nccl-tests version 2.17.1 nccl-headers=22703 nccl-library=22703", f"# Collective test starting: {test}"]
+    lines = head if test is not None else []
     lines += ["# nThread 1 nGpus 1 minBytes 1024 maxBytes 1048576 step: 1024(factor) warmup iters: 5 iters: 20", "#"]
     lines += ["# Using devices"]
     lines += [
@@ -135,11 +133,7 @@ ALPHA = 20e-6
 
 
 def pair_log(ends, rate: float, binary="sendrecv_perf", device="NVIDIA H100 80GB HBM3", sizes=SIZES) -> str:
-    """Return the log of one pair of GPUs, with a start-up of 20 µs.
-
-    ends: (host, bus) of both GPUs.
-    rate: bytes/s each way.
-    """
+    """Return the log of one pair of GPUs, with a start-up of 20 µs. ends: (host, bus) of both; rate: bytes/s each way"""
     sent = 0.5 if binary == "alltoall_perf" else 1
     lines = ["# nccl-tests version 2.17.6", f"# Collective test starting: {binary}", "#", "# Using devices"]
     lines += [
@@ -176,16 +170,8 @@ def two_nodes(a, b) -> float:
 
 
 def operator(name="aten::mm", dims=((16, 32), (32, 64)), kind="c10::BFloat16", id=1, dur=99.0) -> dict:
-    return {
-        "ph": "X",
-        "cat": "cpu_op",
-        "name": name,
-        "ts": 1.0,
-        "dur": dur,
-        "pid": 1,
-        "tid": 1,
-        "args": {"External id": id, "Input Dims": [list(dim) for dim in dims], "Input type": [kind] * len(dims)},
-    }
+    args = {"External id": id, "Input Dims": [list(dim) for dim in dims], "Input type": [kind] * len(dims)}
+    return {"ph": "X", "cat": "cpu_op", "name": name, "ts": 1.0, "dur": dur, "pid": 1, "tid": 1, "args": args}
 
 
 def kernel(id=1, dur=10.0, name="gemm_kernel") -> dict:
@@ -195,15 +181,8 @@ def kernel(id=1, dur=10.0, name="gemm_kernel") -> dict:
 
 def collective(name="all_to_allv", count=1024, dtype="BFloat16", ranks=8, dur=50.0) -> dict:
     event = kernel(id=None, dur=dur, name="ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)")
-    event["args"] |= {
-        "Collective name": name,
-        "In msg nelems": count,
-        "Out msg nelems": count,
-        "Group size": ranks,
-        "dtype": dtype,
-        "In split size": "[]",
-        "Process Group Ranks": "[0, 1, 2]",
-    }
+    event["args"] |= {"Collective name": name, "In msg nelems": count, "Out msg nelems": count, "In split size": "[]"}
+    event["args"] |= {"Group size": ranks, "dtype": dtype, "Process Group Ranks": "[0, 1, 2]"}
     return event
 
 
@@ -212,10 +191,8 @@ def profiler_trace(*events, device="NVIDIA H100 80GB HBM3", **more) -> dict:
 
 
 def saved_trace(folder: Path, data: object, name: str = "step.json") -> Path:
-    path = folder / name
     text = json.dumps(data).encode()
-    path.write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
-    return path
+    return saver(name)(folder, gzip.compress(text) if name.endswith(".gz") else text)
 
 
 WAITS_HEAD = (
@@ -250,72 +227,23 @@ all_reduce,,,,,,2048,4,4e-4,
 send_receive,,,,,,512,4,5e-4,
 """
 
-MIXTRAL = {
-    "model_type": "mixtral",
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_local_experts": 8,
-    "num_experts_per_tok": 2,
-    "torch_dtype": "bfloat16",
-}
+
+def config(kind: str, hidden: int, inner: int, layers: int, k: int, **more: object) -> dict:
+    """A `config.json` of Hugging Face. k: experts of a token"""
+    sizes = {"hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers, "num_experts_per_tok": k}
+    return {"model_type": kind} | sizes | more
 
 
-DEEPSEEK_V3 = {
-    "model_type": "deepseek_v3",
-    "hidden_size": 7168,
-    "intermediate_size": 18432,
-    "moe_intermediate_size": 2048,
-    "num_hidden_layers": 61,
-    "n_routed_experts": 256,
-    "num_experts_per_tok": 8,
-    "first_k_dense_replace": 3,
-    "moe_layer_freq": 1,
-    "n_shared_experts": 1,
-    "torch_dtype": "bfloat16",
-    "quantization_config": {"quant_method": "fp8"},
-}
-
-
-QWEN2_MOE = {
-    "model_type": "qwen2_moe",
-    "hidden_size": 2048,
-    "intermediate_size": 5632,
-    "moe_intermediate_size": 1408,
-    "shared_expert_intermediate_size": 5632,
-    "num_hidden_layers": 24,
-    "num_experts": 60,
-    "num_experts_per_tok": 4,
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": [],
-}
-
-GPT_OSS = {
-    "model_type": "gpt_oss",
-    "hidden_size": 2880,
-    "intermediate_size": 2880,
-    "num_hidden_layers": 36,
-    "num_local_experts": 128,
-    "num_experts_per_tok": 4,
-    "experts_per_token": 4,
-    "quantization_config": {"quant_method": "mxfp4"},
-}
-
-
-LLAMA_4 = {
-    "model_type": "llama4",
-    "dtype": "float16",
-    "vision_config": {"hidden_size": 1},
-    "text_config": {
-        "model_type": "llama4_text",
-        "hidden_size": 5120,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 4,
-        "num_local_experts": 16,
-        "num_experts_per_tok": 1,
-        "interleave_moe_layer_step": 2,
-    },
-}
+MIXTRAL = config("mixtral", 4096, 14336, 32, 2, num_local_experts=8, torch_dtype="bfloat16")
+DEEPSEEK_V3 = config("deepseek_v3", 7168, 18432, 61, 8, moe_intermediate_size=2048, n_routed_experts=256, n_shared_experts=1)
+DEEPSEEK_V3 |= {"first_k_dense_replace": 3, "moe_layer_freq": 1, "torch_dtype": "bfloat16"}
+DEEPSEEK_V3 |= {"quantization_config": {"quant_method": "fp8"}}
+QWEN2_MOE = config("qwen2_moe", 2048, 5632, 24, 4, moe_intermediate_size=1408, num_experts=60)
+QWEN2_MOE |= {"shared_expert_intermediate_size": 5632, "decoder_sparse_step": 1, "mlp_only_layers": []}
+GPT_OSS = config("gpt_oss", 2880, 2880, 36, 4, num_local_experts=128, experts_per_token=4)
+GPT_OSS |= {"quantization_config": {"quant_method": "mxfp4"}}
+LLAMA_4 = {"model_type": "llama4", "dtype": "float16", "vision_config": {"hidden_size": 1}}
+LLAMA_4 |= {"text_config": config("llama4_text", 5120, 8192, 4, 1, num_local_experts=16, interleave_moe_layer_step=2)}
 
 BALANCE_CHOICES = {("a", 1): [[0, 5], [3, 2]], ("a", 2): [[4, 1], [0, 7]], ("b", 1): [[6, 5]], ("b", 2): [[2, 3]]}
 BALANCE_ROWS = {"a": [1, 0], "b": [3]}
@@ -328,6 +256,5 @@ def balance_line(layer: int, batch: object, experts: object, rows: object = (), 
 def balance_lines(rows: bool = True, **more: object) -> list[dict]:
     """Return lines ordered by layer, as a converter that goes through layers first writes them."""
     by_layer = sorted(BALANCE_CHOICES.items(), key=lambda item: -item[0][1])
-    return [
-        balance_line(layer, batch, experts, BALANCE_ROWS[batch] if rows else [], **more) for (batch, layer), experts in by_layer
-    ]
+    rows_of = BALANCE_ROWS if rows else {"a": [], "b": []}
+    return [balance_line(layer, batch, experts, rows_of[batch], **more) for (batch, layer), experts in by_layer]

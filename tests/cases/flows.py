@@ -15,11 +15,7 @@ CLOSE = 1e-7
 
 
 def fabric(send, receive=None, latency: float = 0.0) -> Network:
-    """A network without links.
-
-    send, receive: float64[gpu] bytes/s; `receive` is `send` unless given.
-    latency: seconds.
-    """
+    """A network without links. send, receive: float64[gpu] bytes/s; `receive` is `send` unless given"""
     send = np.array(send, dtype=float)
     nothing = np.zeros(len(send))
     receive = send if receive is None else np.array(receive, dtype=float)
@@ -27,12 +23,7 @@ def fabric(send, receive=None, latency: float = 0.0) -> Network:
 
 
 def linked_network(nodes, send, link, latency=0.0, link_latency=0.0) -> Network:
-    """A network of GPUs with the same rates.
-
-    nodes: int64[gpu].
-    send, link: bytes/s.
-    latency, link_latency: seconds.
-    """
+    """A network of GPUs with the same rates in bytes/s. nodes: int64[gpu]"""
     ones = np.ones(len(nodes))
     return Network(send * ones, send * ones, link * ones, np.array(nodes), latency, link_latency * ones)
 
@@ -44,11 +35,7 @@ def contended(network: Network, contention: float) -> Network:
 
 
 def schedule_for(mode: str, traffic: np.ndarray, network: Network, seed: int = 0) -> Schedule | None:
-    """A schedule for traffic in an order; None if it needs none.
-
-    traffic: float64[src, dst] bytes.
-    seed: for a sequential order.
-    """
+    """A schedule for traffic float64[src, dst] in an order; None if it needs none. seed: for a sequential order"""
     if mode == "concurrent":
         return None
     if mode == "sequential":
@@ -77,10 +64,7 @@ def capacity_of(network: Network) -> dict:
 
 
 def naive_rates(ports_of_flow: list[tuple], capacity: dict) -> list[float]:
-    """Max-min fair rates of flows: all grow alike, and a flow stops for good when one of its ports is full.
-
-    capacity: bytes/s by port.
-    """
+    """Max-min fair rates of flows: all grow alike, and a flow stops for good when one of its ports is full."""
     rates = [0.0] * len(ports_of_flow)
     growing = set(range(len(ports_of_flow)))
     room = dict(capacity)

@@ -14,26 +14,12 @@ TRIPLES = {"cost": [[[1, 2], [3, 4]], [[4, 3], [2, 1]]]}
 AFFINITY = {"transitions": [[[5, 1, 0, 2], [0, 7, 1, 0], [3, 0, 4, 1], [0, 2, 1, 6]]], "gpus": 2}
 COACTIVATION = {"experts": [[[0, 2], [1, 3], [2, 0], [1, 3], [0, -1]]], "source_gpu": [0, 0, 1, 1, 0], "gpus": 2}
 DEVICES = {"popularity": [0.5, 0.2, 0.2, 0.1], "devices": 3, "max_experts_per_device": 2}
-POPULARITY = {
-    "train": [[0, 1, 2], [0, 1, 2], [0, 1, 0], [1, 0, 1]],
-    "test_prefix": [[0, 1], [1, 1]],
-    "path_length": 2,
-    "top_k": 1,
-    "layer": 1,
-    "experts": 3,
-    "devices": 6,
-}
+POPULARITY = {"train": [[0, 1, 2], [0, 1, 2], [0, 1, 0], [1, 0, 1]], "test_prefix": [[0, 1], [1, 1]], "path_length": 2}
+POPULARITY |= {"top_k": 1, "layer": 1, "experts": 3, "devices": 6}
 LOAD = [[90, 132, 40, 61, 104, 165, 39, 4, 73, 56, 183, 86], [20, 107, 104, 64, 19, 197, 187, 157, 172, 86, 16, 27]]
 REPLICATE = {"load": LOAD, "slots": 16, "gpus": 8}
-LAYER = {
-    "alpha_comm": 2e-4,
-    "beta_comm": 3.5e-10,
-    "size_comm": 4e7,
-    "alpha_comp": 1.2e-4,
-    "beta_comp": 8e-14,
-    "size_comp": 1.6e11,
-    "max_degree": 24,
-}
+TIMES = ("alpha_comm", "beta_comm", "size_comm", "alpha_comp", "beta_comp", "size_comp")
+LAYER = dict(zip(TIMES, (2e-4, 3.5e-10, 4e7, 1.2e-4, 8e-14, 1.6e11), strict=True)) | {"max_degree": 24}
 GRADIENTS = {"alltoall": [10, 10], "dw": [9, 10], "allowed": [[1, 0], [1, 1]]}
 CHAIN = {
     "ops": [
@@ -64,49 +50,23 @@ TWO_TIER = {"traffic": [[0, 3, 1, 0], [2, 0, 0, 0], [1, 1, 0, 5], [0, 9, 2, 0]],
 
 INSTANCES: dict[str, dict[str, Any]] = {
     "order": {"traffic": [[0, 3, 1], [2, 0, 4], [1, 1, 0]], "bandwidth": [1, 2, 3], "mode": "matched"},
-    "two-tier": {
-        "traffic": [[0, 0, 8, 0], [0, 0, 1, 0], [0, 3, 0, 0], [0, 2, 0, 0]],
-        "bandwidth": 1,
-        "link_bandwidth": 9,
-        "gpus_per_node": 2,
-    },
+    "two-tier": TWO_TIER | {"traffic": [[0, 0, 8, 0], [0, 0, 1, 0], [0, 3, 0, 0], [0, 2, 0, 0]], "gpus_per_node": 2},
     "assign": {"tokens": [[9, 1], [1, 9]], "bandwidth": [1, 2], "seconds_per_token": [0.1, 0.2]},
     "colocate": {"send_a": [1, 2, 3], "recv_a": [2, 1, 3], "send_b": [4, 1, 2], "recv_b": [1, 3, 3]},
     "colocate-heterogeneous": {"cost": [[[1, 2], [3, 4]], [[2, 1], [4, 3]]]},
     "affinity": {"transitions": [[[5, 1, 2, 1], [1, 5, 3, 1], [0, 1, 2, 3], [4, 4, 1, 1]]], "gpus": 2},
-    "travel": {
-        "experts": [[0, 2], [1, 3]],
-        "source_gpu": [0, 1],
-        "gpu_of_expert": [0, 0, 1, 1],
-        "gpus": 2,
-        "gpus_per_node": 1,
-        "travel": "gpu",
-    },
+    "travel": {"experts": [[0, 2], [1, 3]], "source_gpu": [0, 1], "gpu_of_expert": [0, 0, 1, 1], "travel": "gpu"}
+    | {"gpus": 2, "gpus_per_node": 1},
     "coactivation": {"experts": [[[0, 2], [1, 3], [2, 0], [1, 3]]], "source_gpu": [0, 0, 1, 1], "gpus": 2, "cap": 1.1},
     "replicate": {"load": [[5, 3, 2, 1]], "slots": 6, "gpus": 2, "split": "equal"},
     "replicate-devices": {"popularity": [0.5, 0.3, 0.2], "devices": 3, "max_experts_per_device": 2},
-    "pipeline-degree": {
-        "alpha_comm": 0.1,
-        "beta_comm": 0.2,
-        "size_comm": 5,
-        "alpha_comp": 0.1,
-        "beta_comp": 0.3,
-        "size_comp": 4,
-        "max_degree": 8,
-    },
+    "pipeline-degree": dict(zip(TIMES, (0.1, 0.2, 5, 0.1, 0.3, 4), strict=True)) | {"max_degree": 8},
     "weight-gradients": {"alltoall": [1, 2], "dw": [0.5, 1, 0.7], "allowed": [[1, 1], [0, 1], [1, 0]]},
     "partition": {"ops": [{"kind": "comp", "times": [1, 0.6, 0.4]}, {"kind": "comm", "times": [2, 1.1, 0.8]}]},
     "partition-axes": {"domains": {"a": ["E", "C"], "b": ["E"]}, "constraints": [], "count": True},
     "priority": {"alltoall": [[0, 1], [2, 1]], "allreduce": [[0.5, 3]], "micro_op": 0.5},
-    "popularity": {
-        "train": [[0, 1], [1, 0], [0, 1]],
-        "test_prefix": [[0], [1]],
-        "path_length": 1,
-        "top_k": 1,
-        "layer": 0,
-        "experts": 2,
-        "devices": 2,
-    },
+    "popularity": {"train": [[0, 1], [1, 0], [0, 1]], "test_prefix": [[0], [1]]}
+    | {"path_length": 1, "top_k": 1, "layer": 0, "experts": 2, "devices": 2},
 }
 EXTREMES = (0, 1, -1, 0.5, 1e-9, 1e9, 1e18, 1e-30, 1e30, 5e-324, 1e-300, 1e300, 1.7e308, 2**31, 2**63, 10**30, True, None)
 """Numbers that no machine has."""
@@ -132,10 +92,8 @@ def numbers(data: Any) -> Iterator[float]:
 
 def gradients_of(problem: Any) -> dict[str, Any]:
     """A `WeightGradientInstance` as JSON."""
-    return {
-        name: getattr(problem, name).astype(kind).tolist()
-        for name, kind in (("alltoall", float), ("dw", float), ("allowed", int))
-    }
+    kinds = {"alltoall": float, "dw": float, "allowed": int}
+    return {name: getattr(problem, name).astype(kind).tolist() for name, kind in kinds.items()}
 
 
 SHARES = st.sampled_from((0.0, 0.3, 1.0))
@@ -183,7 +141,7 @@ def instances(draw: st.DrawFn, kernel: str) -> dict[str, Any]:
         case "assign":
             return {"tokens": table(n, n), "bandwidth": table(n, least=1e-3), "seconds_per_token": table(n)}
         case "colocate":
-            return {name: table(n) for name in ("send_a", "recv_a", "send_b", "recv_b")}
+            return {name: table(n) for name in FOUR}
         case "colocate-heterogeneous":
             n = min(n, 6)
             return {"cost": table(n, n, n)}
@@ -192,28 +150,16 @@ def instances(draw: st.DrawFn, kernel: str) -> dict[str, Any]:
             costs = {"cost_gpu": draw(st.sampled_from((0, 1, 2.5))), "cost_node": draw(st.sampled_from((0, 1, 9)))}
             more = (nodes if draw(st.booleans()) else {}) | costs | {"staged": draw(st.booleans())}
             return {"transitions": table(draw(st.integers(1, 4)), experts, experts), "gpus": gpus} | more
-        case "travel":
-            size = draw(st.sampled_from([part for part in (1, 2, 4) if gpus % part == 0]))
-            return {
-                "experts": ids(draw, -1, experts, n, draw(st.integers(1, 3))),
-                "source_gpu": ids(draw, 0, gpus, n),
-                "gpu_of_expert": ids(draw, 0, gpus, experts),
-                "gpus": gpus,
-                "gpus_per_node": size,
-                "travel": draw(st.sampled_from(("copies", "gpu", "node"))),
-            }
-        case "coactivation":
-            size = draw(st.sampled_from([part for part in (1, 2, 4) if gpus % part == 0]))
+        case "travel" | "coactivation":
+            sizes = {"gpus": gpus, "gpus_per_node": draw(st.sampled_from([part for part in (1, 2, 4) if gpus % part == 0]))}
+            if kernel == "travel":
+                rows = {"experts": ids(draw, -1, experts, n, draw(st.integers(1, 3))), "source_gpu": ids(draw, 0, gpus, n)}
+                unit = draw(st.sampled_from(("copies", "gpu", "node")))
+                return sizes | rows | {"gpu_of_expert": ids(draw, 0, gpus, experts), "travel": unit}
             shape = draw(st.integers(1, 2)), draw(st.integers(1, 20)), draw(st.integers(1, 3))
-            return {
-                "experts": ids(draw, -1, experts, *shape),
-                "source_gpu": ids(draw, 0, gpus, shape[1]),
-                "gpus": gpus,
-                "gpus_per_node": size,
-                "travel": draw(st.sampled_from(("gpu", "node"))),
-                "cap": draw(st.sampled_from((None, 1.0, 1.3))),
-                "expert_count": experts,
-            }
+            rows = {"experts": ids(draw, -1, experts, *shape), "source_gpu": ids(draw, 0, gpus, shape[1])}
+            rules = {"travel": draw(st.sampled_from(("gpu", "node"))), "cap": draw(st.sampled_from((None, 1.0, 1.3)))}
+            return sizes | rows | rules | {"expert_count": experts}
         case "replicate":
             several = draw(st.booleans())
             layers = draw(st.integers(1, 3))
@@ -229,19 +175,13 @@ def instances(draw: st.DrawFn, kernel: str) -> dict[str, Any]:
             layers = draw(st.integers(2, 4))
             layer = draw(st.integers(0, layers - 2))
             path = draw(st.integers(1, layer + 1))
-            return {
-                "train": ids(draw, 0, experts, n, layers),
-                "test_prefix": ids(draw, 0, experts, draw(st.integers(1, 5)), path),
-                "path_length": path,
-                "top_k": draw(st.integers(1, min(3, experts))),
-                "layer": layer,
-                "experts": experts,
-                "devices": gpus,
-            }
+            prefix = ids(draw, 0, experts, draw(st.integers(1, 5)), path)
+            sizes = {"path_length": path, "layer": layer, "experts": experts, "devices": gpus}
+            top_k = draw(st.integers(1, min(3, experts)))
+            return sizes | {"train": ids(draw, 0, experts, n, layers), "test_prefix": prefix, "top_k": top_k}
         case "pipeline-degree":
-            names = ("alpha_comm", "beta_comm", "size_comm", "alpha_comp", "beta_comp", "size_comp")
             way = draw(st.sampled_from((("dispatch-first", 1), ("dispatch-first", 2), ("interleaved", 1))))
-            return dict(zip(names, table(6), strict=True)) | {"max_degree": n, "order": way[0], "streams": way[1]}
+            return dict(zip(TIMES, table(6), strict=True)) | {"max_degree": n, "order": way[0], "streams": way[1]}
         case "weight-gradients":
             m = draw(st.integers(0, 5))
             allowed = ids(draw, 0, 2, n, m) if m else [[]] * n

@@ -46,9 +46,7 @@ def plan_in(mode: OrderMode, trace: RoutingTrace, where: Placement, model: MoEMo
         return order(matrix, rate, rate, mode).solution
 
     schedules = [] if mode == "concurrent" else [(scheduled(m, 0), scheduled(m.T, 1)) for m in traffic]
-    send_order = SendOrder(
-        mode=mode, dispatch=[dispatch for dispatch, _ in schedules], combine=[combine for _, combine in schedules]
-    )
+    send_order = SendOrder(mode=mode, dispatch=[out for out, _ in schedules], combine=[back for _, back in schedules])
     return plan_with(where, name=mode, send_order=send_order)
 
 
@@ -59,10 +57,5 @@ def coherent(plan: Plan) -> Plan:
 
 def beside(first: Plan, second: Plan) -> Plan:
     """A plan of two models from a plan of each."""
-    return first.model_copy(
-        update={
-            "name": f"{first.name} beside {second.name}",
-            "placement_b": second.placement,
-            "send_order_b": second.send_order,
-        }
-    )
+    name = f"{first.name} beside {second.name}"
+    return first.model_copy(update={"name": name, "placement_b": second.placement, "send_order_b": second.send_order})

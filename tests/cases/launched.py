@@ -58,7 +58,6 @@ def finish(job: Job, factor: float, monkeypatch) -> Job:
 
 
 def fail(job: Job, message: str) -> Job:
-    """Let a launch have failed."""
     write_atomically(job.folder / ERROR, f'{{"message": "{message}"}}')
     write_atomically(job.folder / EXIT, "2")
     return job

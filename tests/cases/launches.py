@@ -76,7 +76,6 @@ def hold_together(launch: PreparedLaunch, whole: Run) -> None:
 
 
 def of(timeline: Timeline, kind: str, layer: int) -> pd.DataFrame:
-    """The events of a kind in a layer."""
     return timeline.events[(timeline.events["kind"] == kind) & (timeline.events["layer"] == layer)]
 
 
@@ -93,13 +92,8 @@ def launch_arguments(model: MoEModel, **more) -> dict:
     """Arguments of a launch job of a matched plan on two ranks."""
     trace = recording(300 if model is MODEL else 2000)
     plan = plan_for(trace, "matched", model=model)
-    return {
-        "workload": store.save_workload(trace),
-        "model": model.model_dump(mode="json"),
-        "plans": [plan.model_dump(mode="json", exclude_none=True)],
-        "ranks": 2,
-        **more,
-    }
+    saved, plans = store.save_workload(trace), [plan.model_dump(mode="json", exclude_none=True)]
+    return {"workload": saved, "model": model.model_dump(mode="json"), "plans": plans, "ranks": 2} | more
 
 
 OTHER = MODEL.model_copy(update={"name": "other", "experts_per_token": 1, "d_model": 48, "ffn_matrices": 2})

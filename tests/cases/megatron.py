@@ -12,11 +12,7 @@ AFTER_DENSE = MODEL.model_copy(update={"name": "after a dense layer", "layers": 
 
 
 def record(step: int, layer: int, rank: int, chosen: list[list[int]], **further: object) -> dict:
-    """Return one line.
-
-    chosen: int[token][choice] experts.
-    further: `block`, `mtp_idx` and other fields.
-    """
+    """Return one line. chosen: int[token][choice] experts; further: `block`, `mtp_idx` and other fields"""
     about = {"step": step, "stage": "pre_dispatch", "block": "decoder", "layer": layer, "rank": rank}
     return {**about, "num_tokens": len(chosen), "topk": 2, **further, "top_indices": chosen}
 

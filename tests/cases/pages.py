@@ -31,17 +31,14 @@ def visit(app: AppTest, page: str) -> AppTest:
 
 
 def button(app: AppTest, label: str):
-    """The button with a label."""
     return next(button for button in app.button if button.label == label)
 
 
 def buttons(app: AppTest) -> dict:
-    """All buttons by label."""
     return {button.label: button for button in app.button}
 
 
 def press(app: AppTest, label: str) -> AppTest:
-    """Click the button with a label."""
     button(app, label).click()
     return run(app)
 
@@ -59,7 +56,6 @@ def enter(app: AppTest, label: str, value) -> AppTest:
 
 
 def chooser(app: AppTest, label: str):
-    """The selectbox with a label."""
     return next(box for box in app.selectbox if box.label == label)
 
 
@@ -91,7 +87,6 @@ def said(elements) -> str:
 
 
 def complaints(app: AppTest) -> list[str]:
-    """The errors on the page."""
     return [error.value.replace("\\", "") for error in app.error]
 
 

@@ -11,15 +11,8 @@ from engine.model import MoEModel
 from engine.plan import Placement
 from tests.cases import checkers
 
-NAMES = {
-    "sglang": ("plan.json", "plan.pt"),
-    "trtllm": ("plan.yaml",),
-    "vllm": ("plan.jsonl",),
-    "vllm-ascend": ("plan.json",),
-    "megatron": ("plan.json",),
-    "exflow": ("plan.csv",),
-    "csv": ("plan.csv",),
-}
+NAMES = {"sglang": ("plan.json", "plan.pt"), "trtllm": ("plan.yaml",), "vllm": ("plan.jsonl",)}
+NAMES |= {"vllm-ascend": ("plan.json",), "megatron": ("plan.json",), "exflow": ("plan.csv",), "csv": ("plan.csv",)}
 SINGLE = ("megatron", "exflow")
 
 
@@ -71,16 +64,11 @@ def _even_row(experts: int, gpus: int, each: int, rng: np.random.Generator) -> l
 def check(target: str, content: bytes, model: MoEModel, gpus: int) -> checkers.Held:
     """The slots [MoE layer][GPU] that the engine's documented rules find in a file; see `checkers`."""
     layers, experts, moe = model.layers, model.experts, model.moe_layers
-    match target:
-        case "sglang":
-            return checkers.sglang(content, layers, model.dense_layers, experts, gpus)
-        case "trtllm":
-            return checkers.tensorrt_llm(content, moe, experts, gpus)
-        case "csv":
-            return checkers.table(content, moe, experts, gpus)
-    by_name = {"vllm": checkers.vllm, "vllm-ascend": checkers.vllm_ascend}
-    by_name |= {"megatron": checkers.megatron, "exflow": checkers.exflow}
-    return by_name[target](content, len(moe), experts, gpus)
+    if target == "sglang":
+        return checkers.sglang(content, layers, model.dense_layers, experts, gpus)
+    if target in ("trtllm", "csv"):
+        return (checkers.table if target == "csv" else checkers.tensorrt_llm)(content, moe, experts, gpus)
+    return getattr(checkers, target.replace("-", "_"))(content, len(moe), experts, gpus)
 
 
 SGLANG = '{"physical_to_logical_map": [[0, 1, 2, 3, 0, 1], [0, 1, 2, 3, 0, 1], [3, 2, 0, 2, 1, 3]]}'
@@ -92,14 +80,7 @@ layer_updates_per_iter: 0
 initial_global_assignments:
   1: [0, 1, 2, 3, 0, 1]
   2:
-  - 3
-  - 2
-  - 0
-  - 2
-  - 1
-  - 3
-"""
-
+""" + "".join(f"  - {expert}\n" for expert in (3, 2, 0, 2, 1, 3))
 TENSORRT_LLM_MTP = TENSORRT_LLM + "  3: [0, 1, 2, 3, 0, 1]\n"
 TENSORRT_LLM_ALIAS = """\
 initial_global_assignments:
@@ -146,21 +127,10 @@ ASCEND_MTP = ASCEND.replace(
     '{"device_id": 0, "device_expert": [0, 1, 2]}, {"device_id": 1, "device_expert": [3, 0, 1]}]}]}',
 )
 
-TABLE = """\
-model_layer,expert,gpu,what
-1,0,0,
-1,1,0,
-1,2,0,
-2,3,0,spare
-2,2,0,
-2,0,0,
-1,3,1,
-1,0,1,
-1,1,1,
-2,2,1,
-2,1,1,
-2,3,1,
-"""
+ROWS = [(1, 0, 0), (1, 1, 0), (1, 2, 0), (2, 3, 0), (2, 2, 0), (2, 0, 0)]
+ROWS += [(1, 3, 1), (1, 0, 1), (1, 1, 1), (2, 2, 1), (2, 1, 1), (2, 3, 1)]
+TABLE = "model_layer,expert,gpu,what\n" + "".join(f"{layer},{expert},{gpu},\n" for layer, expert, gpu in ROWS)
+TABLE = TABLE.replace("2,3,0,", "2,3,0,spare")
 
 
 def saved_tensors(content: object) -> bytes:
@@ -169,10 +139,6 @@ def saved_tensors(content: object) -> bytes:
     return file.getvalue()
 
 
-PLAN = {
-    "name": "p",
-    "placement": EVEN.model_dump(mode="json"),
-    "send_order": {"mode": "concurrent"},
-    "provenance": {"optimiser": "t"},
-}
+PLAN = {"name": "p", "placement": EVEN.model_dump(mode="json"), "send_order": {"mode": "concurrent"}}
+PLAN |= {"provenance": {"optimiser": "t"}}
 """A plan of the studio as its JSON."""

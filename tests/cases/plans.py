@@ -1,18 +1,10 @@
 """Plans made by hand."""
 
 from engine.plan import Placement, Plan, SendOrder
-from engine.result import Provenance
+from tests.cases.launch_plans import plan_with
 
 
 def plan_of(placement: Placement, second: Placement | None = None, **parts) -> Plan:
-    """A plan of a placement with concurrent sends.
-
-    placement: where the experts are.
-    second: the same for the second model.
-    parts: further fields of the plan, in place of the usual ones.
-    """
-    order = SendOrder(mode="concurrent")
-    fields = {"name": "plan", "placement": placement, "send_order": order, "provenance": Provenance(optimiser="test")}
-    if second is not None:
-        fields |= {"placement_b": second, "send_order_b": order}
-    return Plan(**fields | parts)
+    """A plan with concurrent sends. second: the second model's placement; parts: other fields of `Plan`"""
+    more = {} if second is None else {"placement_b": second, "send_order_b": SendOrder(mode="concurrent")}
+    return plan_with(placement, **{"name": "plan"} | more | parts)

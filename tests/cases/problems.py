@@ -4,8 +4,8 @@ import numpy as np
 
 from engine.costs import Datasheet
 from engine.problem import Problem, make_problem
-from engine.training import TrainingStep, balanced_load
 from engine.workload import RoutingTrace
+from tests.cases.training import problem_of
 from tests.strategies import cluster_of, make_gpu, make_model
 
 
@@ -17,7 +17,4 @@ def small(mixed: bool = True, layers: int = 3) -> Problem:
 
 
 def step_problem() -> Problem:
-    model = make_model(2, 4)
-    step = TrainingStep(batch=8, sequence_length=16, heads=4, dense_d_ff=96, vocabulary=2000)
-    cluster = cluster_of(*(make_gpu() for _ in range(4)), latency=1e-4)
-    return make_problem(balanced_load(model), cluster, model, Datasheet(), step=step)
+    return problem_of(vocabulary=2000)

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import psutil
@@ -10,35 +11,35 @@ from engine.jobs import protocol
 from engine.launch.running.processes import WORKER
 
 
-def processes_of(folder: Path) -> list[psutil.Process]:
-    """Living processes that name the folder on their command line or in their environment."""
-    processes = []
-    for process in psutil.process_iter():
+def living(holds: Callable[[psutil.Process], bool], among: Iterable[psutil.Process] | None = None) -> list[psutil.Process]:
+    """The living processes of which something holds; one that ends meanwhile is passed over. among: all if None"""
+    found = []
+    for process in psutil.process_iter() if among is None else among:
         with contextlib.suppress(psutil.Error, OSError):
-            words = [*process.cmdline(), *process.environ().values()]
-            if process.pid != os.getpid() and any(str(folder) in word for word in words) and protocol.is_alive(process):
-                processes.append(process)
-    return processes
+            if holds(process) and protocol.is_alive(process):
+                found.append(process)
+    return found
+
+
+def processes_of(folder: Path, variable: str | None = None) -> list[psutil.Process]:
+    """Living processes that name the folder on their command line or in their environment. variable: that they have there"""
+
+    def names_it(process: psutil.Process) -> bool:
+        environment = process.environ()
+        mine = any(str(folder) in word for word in [*process.cmdline(), *environment.values()])
+        return mine and process.pid != os.getpid() and (variable is None or variable in environment)
+
+    return living(names_it)
 
 
 def ranks_of(folder: Path) -> list[psutil.Process]:
     """The living ranks of a launch, without its torchrun."""
-    ranks = []
-    for process in processes_of(folder):
-        with contextlib.suppress(psutil.Error):
-            if "RANK" in process.environ():
-                ranks.append(process)
-    return ranks
+    return processes_of(folder, "RANK")
 
 
 def workers_of(folder: Path) -> list[psutil.Process]:
     """The living ranks of a launch."""
-    ranks = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if {WORKER, str(folder)} <= set(process.cmdline()) and protocol.is_alive(process):
-                ranks.append(process)
-    return ranks
+    return living(lambda process: {WORKER, str(folder)} <= set(process.cmdline()))
 
 
 def workers() -> list[psutil.Process]:
@@ -52,21 +53,9 @@ def workers() -> list[psutil.Process]:
 
 def servers() -> list[psutil.Process]:
     """The children that have forked processes for this one; others may be those of other tests, such as a browser."""
-    mine = []
-    for child in psutil.Process().children():
-        with contextlib.suppress(psutil.Error):
-            if "multiprocessing.forkserver" in " ".join(child.cmdline()):
-                mine.append(child)
-    return mine
+    return living(lambda child: "multiprocessing.forkserver" in " ".join(child.cmdline()), psutil.Process().children())
 
 
 def left(mark: str) -> list[psutil.Process]:
     """The processes with the mark of a test in their environment."""
-    mine = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("SWITCHYARD_TEST_ORPHANS") == mark and process.status() != psutil.STATUS_ZOMBIE:
-                mine.append(process)
-        except psutil.Error:
-            continue
-    return mine
+    return living(lambda process: process.environ().get("SWITCHYARD_TEST_ORPHANS") == mark)

@@ -14,7 +14,6 @@ def fill(app: AppTest, label: str, text: str) -> AppTest:
 
 
 def save(app: AppTest, name: str | None = None, note: str = "", question: str | None = None) -> team.SavedPlan:
-    """Save the open plan."""
     for label, text in (("Name of the plan", name), ("Note", note), ("Question to the team", question)):
         if text is not None:
             fill(app, label, text)

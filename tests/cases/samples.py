@@ -74,10 +74,9 @@ def chained(seed: int, tokens: int, layers: int, experts: int, strength: float, 
 
 def in_nodes(gpus: int, size: int, link: float | None, send: float = 1e6) -> Cluster:
     """Equal GPUs in equal nodes with links of `link` bytes/s."""
-    nodes = tuple(
-        Node(name=f"node-{index}", gpus=(make_gpu(send=send),) * size, link_bandwidth=link) for index in range(gpus // size)
-    )
-    return Cluster(name="nodes", nodes=nodes)
+    cards = (make_gpu(send=send),) * size
+    nodes = [Node(name=f"node-{index}", gpus=cards, link_bandwidth=link) for index in range(gpus // size)]
+    return Cluster(name="nodes", nodes=tuple(nodes))
 
 
 def with_room_for(slots: list[int], layers: int, experts: int) -> Cluster:
@@ -139,11 +138,9 @@ def big_problem() -> Problem:
 def with_memory(problem: Problem, slots: list[int]) -> Problem:
     """The same problem with GPUs that have memory for just so many experts of every layer."""
     per_slot = problem.model.bytes_per_expert * problem.workload.layers / MEMORY_SHARE
-    gpus = iter(slots)
-    nodes = tuple(
-        node.model_copy(
-            update={"gpus": tuple(gpu.model_copy(update={"memory": (next(gpus) + 0.5) * per_slot}) for gpu in node.gpus)}
-        )
-        for node in problem.cluster.nodes
-    )
-    return Problem(problem.workload, problem.cluster.model_copy(update={"nodes": nodes}), problem.model, problem.cost)
+    memory, nodes = iter((count + 0.5) * per_slot for count in slots), []
+    for node in problem.cluster.nodes:
+        cards = tuple(gpu.model_copy(update={"memory": next(memory)}) for gpu in node.gpus)
+        nodes.append(node.model_copy(update={"gpus": cards}))
+    cluster = problem.cluster.model_copy(update={"nodes": tuple(nodes)})
+    return Problem(problem.workload, cluster, problem.model, problem.cost)

@@ -43,17 +43,11 @@ def problem_of(app: AppTest) -> Problem:
 
 
 def plan(problem: Problem, name: str, *systems: str | dict) -> list[Plan]:
-    """Make plans as an optimisation does, in this process.
-
-    problem: the problem to plan.
-    name: the name of the job that holds the plans.
-    systems: names, or dictionaries with options too.
-    """
+    """Make plans as an optimisation does, in this process. name: of their job; systems: names, or dictionaries with options"""
     folder = store.data_folder() / "jobs" / name
     folder.mkdir(parents=True)
-    arguments = problem_arguments(problem) | {
-        "systems": [{"name": system} if isinstance(system, str) else system for system in systems]
-    }
+    asked = [{"name": system} if isinstance(system, str) else system for system in systems]
+    arguments = problem_arguments(problem) | {"systems": asked}
     write_atomically(folder / REQUEST, Request(kind="optimise", arguments=arguments, created=time.time()).to_json())
     context = Context(folder)
     context.finish(answered(tasks.optimise, arguments, context))
@@ -86,12 +80,9 @@ def wanted(app: AppTest, **more) -> Launch:
 
 
 def session_with_plans(folder: Path, opened: int, **more: str) -> tuple[str, list[Plan]]:
-    """A session of the sample with a linear plan and one that sends shortest first.
+    """The token and the plans of a session of the sample: a linear plan and one that sends shortest first.
 
-    folder: the data folder, which SWITCHYARD_DATA must name.
-    opened: the place of the open plan, 0 or 1.
-    more: further fields of the session.
-    Returns its token and its plans.
+    folder: the data folder, which SWITCHYARD_DATA must name; opened: the place of the open plan; more: other fields
     """
     app = open_sample(studio().run())
     plans = plan(problem_of(app), JOB, "linear", "sjf")
@@ -104,8 +95,7 @@ def session_with_plans(folder: Path, opened: int, **more: str) -> tuple[str, lis
 def copied(session: tuple[Path, str, list[Plan]], data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> AppTest:
     """A copy of a session in a data folder of the test's own, not run yet, visited from this machine.
 
-    session: its data folder, its token and its plans, which become the `plans` of the studio.
-    data_folder: the folder of the copy.
+    session: its data folder, its token and its plans, which become the `plans` of the studio
     """
     folder, token, plans = session
     shutil.copytree(folder, data_folder)

@@ -11,42 +11,23 @@ EXTEND, DECODE, MIXED, IDLE, VERIFY = 1, 2, 3, 4, 5
 
 
 def pass_record(number, rank, counts, key="primary"):
-    """Return a record of mode `per_pass`.
-
-    counts: int[layer][slot] tokens.
-    """
-    return {
-        "forward_pass_id": number,
-        "rank": rank,
-        "gatherer_key": key,
-        "global_physical_count": torch.tensor(counts, dtype=torch.int32),
-    }
+    """Return a record of mode `per_pass`. counts: int[layer][slot] tokens"""
+    counted = torch.tensor(counts, dtype=torch.int32)
+    return {"forward_pass_id": number, "rank": rank, "gatherer_key": key, "global_physical_count": counted}
 
 
 def token_record(number, rank, mode, positions, ids, extended=None, misc=None):
-    """Return a record of mode `per_token`.
-
-    ids: int[layer][token][choice], filled up with -1 to the recorder's eight choices.
-    """
+    """Return a record of mode `per_token`. ids: int[layer][token][choice], filled up with -1 to the recorder's eight choices"""
     filled = [[list(chosen) + [-1] * (8 - len(chosen)) for chosen in layer] for layer in ids]
-    return {
-        "forward_pass_id": number,
-        "rank": rank,
-        "gatherer_key": "primary",
-        "input_ids": [100 + position for position in positions],
-        "positions": list(positions),
-        "extend_seq_lens": extended,
-        "forward_mode": mode,
-        "topk_ids_of_layer": torch.tensor(filled, dtype=torch.int32).reshape(len(ids), len(positions), 8),
-        "misc_objects": [] if misc is None else misc,
-    }
+    chosen = torch.tensor(filled, dtype=torch.int32).reshape(len(ids), len(positions), 8)
+    about = {"forward_pass_id": number, "rank": rank, "gatherer_key": "primary", "forward_mode": mode}
+    tokens = {"input_ids": [100 + position for position in positions], "positions": list(positions)}
+    more = {"extend_seq_lens": extended, "misc_objects": [] if misc is None else misc}
+    return about | tokens | more | {"topk_ids_of_layer": chosen}
 
 
 def dump(folder, records, slots, rank=0, time="1764000000.25"):
-    """Write the file of one rank and return its path.
-
-    slots: int[layer][slot], the logical expert of every slot.
-    """
+    """Write the file of one rank and return its path. slots: int[layer][slot], the logical expert of every slot"""
     path = folder / f"expert_distribution_recorder_{time}_{rank}.pt"
     torch.save({"records": records, "last_physical_to_logical_map": torch.tensor(slots)}, path)
     return path
@@ -76,9 +57,5 @@ SMALL = MoEModel(name="small", layers=3, dense_layers=(0,), experts=2, experts_p
 
 
 def traffic_entry(layer, sent):
-    return {
-        "layer_id": layer,
-        "num_tokens_per_rank": sent,
-        "num_tokens_per_rdma_rank": [sum(sent)],
-        "num_tokens_per_expert": [1, 2, 3, 4, 5],
-    }
+    counts = {"num_tokens_per_rank": sent, "num_tokens_per_rdma_rank": [sum(sent)], "num_tokens_per_expert": [1, 2, 3, 4, 5]}
+    return {"layer_id": layer} | counts

@@ -32,5 +32,4 @@ def planned(draw, modes=("matched", "shared", "two-tier", "sequential", "concurr
 
 
 def coherent(placement: Placement) -> Plan:
-    """A context-coherent plan."""
     return plan_with(placement, name="coherent", execution="context-coherent")

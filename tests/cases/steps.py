@@ -48,7 +48,6 @@ def top_one_problem(step: TrainingStep = TOP_ONE_STEP, model: MoEModel = TOP_ONE
 
 
 def plan_by(system: str, problem: Problem) -> Plan:
-    """The plan of a training system."""
     return run(TRAINING[system], problem, {}, never, silent).result.solution
 
 

@@ -8,9 +8,8 @@ from safetensors.numpy import save_file
 
 from engine.model import MoEModel
 
-MODEL = MoEModel(
-    name="small", layers=4, dense_layers=(0,), experts=4, experts_per_token=2, d_model=64, d_ff=64
-)  # MoE layers 1, 2, 3; the MTP layer would be 4
+# MoE layers 1, 2, 3; the MTP layer would be 4
+MODEL = MoEModel(name="small", layers=4, dense_layers=(0,), experts=4, experts_per_token=2, d_model=64, d_ff=64)
 
 Counts = dict[str, list[int]]
 

@@ -15,10 +15,10 @@ from engine.communication.order import order
 from engine.errors import InputError
 from engine.launch.places.testbed import Testbed
 from engine.model import MoEModel
-from engine.plan import Placement, Plan, SendOrder
+from engine.plan import Plan, SendOrder
 from engine.workload import RoutingTrace
 from tests.cases.examples import EVERYTHING
-from tests.cases.launch_plans import plan_with
+from tests.cases.launch_plans import blocks, plan_with
 
 MBIT = 1e6 / 8
 LAYERS, EXPERTS, K = 2, 6, 2
@@ -88,11 +88,7 @@ def rate_between(testbed: Testbed, src: int, dst: int, size: float) -> float:
 
 def plan_for(trace: RoutingTrace, mode: str, gpus: int = 3) -> Plan:
     """A plan in an order for the traffic of a recording."""
-    where = Placement(
-        experts=EXPERTS,
-        experts_of_gpu=(tuple(tuple(p) for p in np.array_split(range(EXPERTS), gpus)),) * LAYERS,
-        model_layers=tuple(range(LAYERS)),
-    )
+    where = blocks(MODEL, gpus)
     traffic = trace.demand(gpus) @ where.share * MODEL.model_copy(update={"dtype": "fp32"}).bytes_per_token
     rate = np.ones(gpus)
     schedules = [] if mode == "concurrent" else [[order(m, rate, rate, mode).solution for m in (t, t.T)] for t in traffic]

@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 from engine.costs import Datasheet
 from engine.plan import Plan
 from engine.problem import Problem, make_problem
-from engine.result import Provenance
 from engine.simulate.work import Load
 from engine.systems.pieces import phased_order
 from engine.workload import RoutingTrace
+from tests.cases.launch_plans import plan_with
 from tests.strategies import cluster_of, clusters, cost_models, make_gpu, make_model, placements, traces
 
 
@@ -20,28 +20,14 @@ def pairs(draw, **options) -> Problem:
     gpus = len(cluster.gpus)
     experts, layers = draw(st.integers(gpus, 2 * gpus)), draw(st.integers(1, 3))
     first, second = (draw(traces(layers, experts, gpus)) for _ in range(2))
-    return make_problem(
-        first,
-        cluster,
-        make_model(layers, experts, first.k),
-        draw(cost_models(cluster)),
-        second=(second, make_model(layers, experts, second.k)),
-    )
+    models = [make_model(layers, experts, trace.k) for trace in (first, second)]
+    return make_problem(first, cluster, models[0], draw(cost_models(cluster)), second=(second, models[1]))
 
 
 def plan_of(problem: Problem, placement, placement_b, mode: str) -> Plan:
-    orders = [
-        phased_order(Load(side, model_placement, problem.travel), mode, lambda: False)
-        for model_placement, side in ((placement, problem), (placement_b, problem.second))
-    ]
-    return Plan(
-        name="two",
-        placement=placement,
-        send_order=orders[0],
-        placement_b=placement_b,
-        send_order_b=orders[1],
-        provenance=Provenance(optimiser="test"),
-    )
+    sides = (placement, problem), (placement_b, problem.second)
+    first, second = (phased_order(Load(side, where, problem.travel), mode, lambda: False) for where, side in sides)
+    return plan_with(placement, name="two", send_order=first, placement_b=placement_b, send_order_b=second)
 
 
 @st.composite
@@ -56,12 +42,7 @@ def pair_of_samples(gpus: int = 4, experts: int = 8) -> Problem:
     rng = np.random.default_rng(1)
     cards = [make_gpu(send=rate * 1e9, receive=rate * 1e9) for rate in (12.5, 10, 6.25, 5)] * (gpus // 4)
     popular = rng.dirichlet(np.full(experts, 0.5), size=4)
-    chosen = [
-        np.stack([rng.choice(experts, size=400, p=popular[2 * model + layer]) for layer in range(2)], axis=1)
-        for model in range(2)
-    ]
-    first, second = (
-        RoutingTrace(f"trace {i}", choices[:, :, None].astype(np.int16), experts) for i, choices in enumerate(chosen)
-    )
+    chosen = np.array([rng.choice(experts, size=400, p=chances) for chances in popular], dtype=np.int16)
+    first, second = (RoutingTrace(f"trace {i}", chosen[2 * i : 2 * i + 2].T.copy()[:, :, None], experts) for i in range(2))
     model = make_model(2, experts)
     return make_problem(first, cluster_of(*cards), model, Datasheet(), second=(second, model))

@@ -21,15 +21,9 @@ TRACE = recording()
 
 
 def cluster_of(*nodes: tuple[int, float | None], port: float = 1e9) -> Cluster:
-    """A cluster of nodes.
-
-    nodes: number of GPUs and bytes/s of their links, None without links.
-    port: bytes/s of every GPU.
-    """
-    drawn = [
-        Node(name=f"node {at}", gpus=(make_gpu(send=port),) * size, link_bandwidth=link)
-        for at, (size, link) in enumerate(nodes)
-    ]
+    """A cluster of nodes: number of GPUs and bytes/s of their links, None without links. port: bytes/s of every GPU"""
+    gpu = make_gpu(send=port)
+    drawn = [Node(name=f"node {at}", gpus=(gpu,) * size, link_bandwidth=link) for at, (size, link) in enumerate(nodes)]
     return Cluster(name="drawn", nodes=drawn)
 
 

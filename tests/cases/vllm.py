@@ -6,16 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-META = {
-    "record_type": "eplb_load_meta",
-    "version": 1,
-    "model": "test-model",
-    "num_ranks": 2,
-    "num_groups": 1,
-    "num_nodes": 1,
-    "num_layers": 2,
-    "num_redundant_experts": 1,
-}
+META = {"record_type": "eplb_load_meta", "version": 1, "model": "test-model", "num_layers": 2}
+META |= {"num_ranks": 2, "num_groups": 1, "num_nodes": 1, "num_redundant_experts": 1}
 
 MAP = [[0, 1, 2, 0], [2, 1, 0, 1]]
 MOVED = [[0, 1, 2, 0], [2, 1, 0, 2]]
@@ -38,8 +30,7 @@ def npy(rows: list, descr: str = "|u1", code: str = "B") -> str:
     array = np.array(rows)
     header = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {array.shape}, }}".encode()
     header += b" " * (118 - len(header) - 1) + b"\n"
-    numbers = array.ravel().tolist()
-    data = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + struct.pack(f"<{len(numbers)}{code}", *numbers)
+    data = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + bare(rows, code)
     return base64.b64encode(data).decode()
 
 
@@ -50,13 +41,8 @@ def bare(rows: list, code: str = "i") -> bytes:
 
 def answer(value: object, usage: dict | None = USAGE, **more: object) -> dict:
     choice = {"index": 0, "message": {"role": "assistant", "content": "Yes"}, "finish_reason": "stop"}
-    return {
-        "id": "chatcmpl-1",
-        "object": "chat.completion",
-        "choices": [choice | {"routed_experts": value}],
-        "usage": usage,
-        **more,
-    }
+    about = {"id": "chatcmpl-1", "object": "chat.completion", "usage": usage}
+    return about | {"choices": [choice | {"routed_experts": value}]} | more
 
 
 def forms_of(rows: list) -> dict[str, object]:
@@ -93,14 +79,8 @@ def route_meta(**more: object) -> dict:
 
 
 def routes(layer: int, choices: list, idx: list = ROUTED_AT) -> list[dict]:
+    line = {"type": "route", "layer": layer, "topk_weights": [0.75, 0.25]}
     return [
-        {
-            "type": "route",
-            "req_id": f"r{token // 3}",
-            "token_idx": place,
-            "layer": layer,
-            "topk_ids": ids,
-            "topk_weights": [0.75, 0.25],
-        }
+        line | {"req_id": f"r{token // 3}", "token_idx": place, "topk_ids": ids}
         for token, (place, ids) in enumerate(zip(idx, choices, strict=True))
     ]

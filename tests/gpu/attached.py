@@ -11,8 +11,7 @@ import torch
 
 from engine.catalogue import gpu_types
 from engine.launch.places.devices import Devices, attached, cluster_of, counted, driver_version
-from tests.gpu.outcome import SkipError, needs
-from tests.gpu.table import Finding
+from tests.gpu.table import Finding, SkipError, needs
 
 DEV = Path("/dev")
 
@@ -45,9 +44,8 @@ def discovery() -> list[Finding]:
     needs(driver_version() is not None, "NVML does not tell the driver's version")
     drawn = cluster_of(devices.machine, stand_in(devices))
     needs(len(drawn.cluster.gpus) == len(devices.machine), f"drawn were {len(drawn.cluster.gpus)}")
-    memory = min(devices.memory) / 2**30
-    text = f"{counted(devices.gpus)}, {memory:.0f} GiB, driver {driver_version()}, CUDA {torch.version.cuda}"
-    return [Finding(text)]
+    memory = f"{min(devices.memory) / 2**30:.0f} GiB"
+    return [Finding(f"{counted(devices.gpus)}, {memory}, driver {driver_version()}, CUDA {torch.version.cuda}")]
 
 
 def topology() -> list[Finding]:
@@ -59,21 +57,17 @@ def topology() -> list[Finding]:
         raise SkipError(f"this Python lacks {', '.join(lacking)}, which the readers of files import")
     from engine.formats.nvidia_topo import read_topology
 
-    printed = [
-        subprocess.run([program, *arguments], capture_output=True, text=True, check=True, timeout=60).stdout
-        for arguments in (["-L"], ["topo", "-m"])
-    ]
+    commands = [program, "-L"], [program, "topo", "-m"]
+    printed = [subprocess.run(each, capture_output=True, text=True, check=True, timeout=60).stdout for each in commands]
     devices = attached()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "topology.txt"
         path.write_text("".join(printed), encoding="utf-8")
         drawn = read_topology(path, stand_in(devices))
     seen = cluster_of(devices.machine, stand_in(devices)).cluster
-    needs(
-        [gpu.type for gpu in drawn.cluster.gpus] == [gpu.type for gpu in seen.gpus],
-        f"read were {counted(gpu.type for gpu in drawn.cluster.gpus)}, NVML shows {counted(gpu.type for gpu in seen.gpus)}",
-    )
-    return [Finding(counted(gpu.type for gpu in drawn.cluster.gpus))]
+    read, shown = ([gpu.type for gpu in cluster.gpus] for cluster in (drawn.cluster, seen))
+    needs(read == shown, f"read were {counted(read)}, NVML shows {counted(shown)}")
+    return [Finding(counted(read))]
 
 
 def stand_in(devices: Devices) -> str | None:

@@ -14,10 +14,11 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 from engine.errors import one_line
 from engine.files import data_folder, write_atomically
@@ -25,8 +26,7 @@ from engine.launch.places.devices import Devices, attached
 from tests.gpu.attached import discovery, seen_without_torch, topology, why_unusable
 from tests.gpu.gemms import calibrate_quickly, gemms
 from tests.gpu.launches import CASES, counts, launched
-from tests.gpu.outcome import CheckError, SkipError
-from tests.gpu.table import Finding, Row, document
+from tests.gpu.table import CheckError, Finding, Row, SkipError, document
 
 Check = Callable[[], Sequence[Finding]]
 
@@ -56,33 +56,11 @@ def one_gpu_only() -> list[Finding]:
 
 
 def shared(case: str) -> list[Finding]:
-    """A launch on ranks that share one GPU."""
-    with only_first_gpu() as devices:
-        return launched(case, SHARING, "gloo", devices)
-
-
-@contextlib.contextmanager
-def only_first_gpu() -> Iterator[Devices]:
-    """Inside, ranks that are started see one GPU: these are the devices."""
+    """A launch on ranks that share one GPU, the only one that they see."""
     devices = attached()
-    before = os.environ.get("CUDA_VISIBLE_DEVICES")
-    with environment(CUDA_VISIBLE_DEVICES=(before or "0").split(",")[0]):
-        yield replace(devices, gpus=devices.gpus[:1], memory=devices.memory[:1])
-
-
-@contextlib.contextmanager
-def environment(**variables: str) -> Iterator[None]:
-    """Inside, these variables are set."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+    first = (os.environ.get("CUDA_VISIBLE_DEVICES") or "0").split(",")[0]
+    with patch.dict(os.environ, CUDA_VISIBLE_DEVICES=first):
+        return launched(case, SHARING, "gloo", replace(devices, gpus=devices.gpus[:1], memory=devices.memory[:1]))
 
 
 def main(arguments: Sequence[str] = ()) -> int:
@@ -106,7 +84,7 @@ def main(arguments: Sequence[str] = ()) -> int:
 def run_all(checks: Mapping[str, Check], devices: Devices, kept: Path) -> list[Row]:
     """The rows of all checks, printed and kept one by one: an early end of the run leaves those before."""
     rows = []
-    with tempfile.TemporaryDirectory() as folder, environment(SWITCHYARD_DATA=folder):
+    with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, SWITCHYARD_DATA=folder):
         for name, check in checks.items():
             print(f"{name} ...", file=sys.stderr, flush=True)
             for row in tried(name, check, Path(folder) / "log.txt"):

@@ -21,8 +21,7 @@ from engine.launch.running.local import temporary_folder
 from engine.result import never
 from engine.systems.base import silent
 from engine.units import share
-from tests.gpu.outcome import needs
-from tests.gpu.table import Finding
+from tests.gpu.table import Finding, needs
 
 WITHIN = 0.1
 """Mean error of calibrated GEMM times that is allowed."""
@@ -33,13 +32,11 @@ READINGS, READING_SECONDS = 7, 2e-3
 
 def calibrate_quickly() -> list[Finding]:
     """The short sweep, and how far its lines are off on shapes that it did not fit."""
-    profile = calibrated(quick=True)
-    text = "; ".join(
-        f"{held_out.dtype} on {held_out.gpu}: held-out shapes mean {share(held_out.errors.mean())}, "
-        f"worst {share(held_out.errors.max())}"
-        for held_out in profile.held_out
-    )
-    return [Finding(text)]
+    texts = []
+    for left in calibrated(quick=True).held_out:
+        figures = f"mean {share(left.errors.mean())}, worst {share(left.errors.max())}"
+        texts.append(f"{left.dtype} on {left.gpu}: held-out shapes {figures}")
+    return [Finding("; ".join(texts))]
 
 
 def gemms() -> list[Finding]:

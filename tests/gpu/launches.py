@@ -24,8 +24,7 @@ from engine.systems.base import silent
 from engine.training import TrainingStep, balanced_load
 from engine.units import seconds, share, signed
 from tests.cases.launch_plans import MODES, beside, blocks, coherent, plan_in, skewed
-from tests.gpu.outcome import SkipError, needs
-from tests.gpu.table import Finding
+from tests.gpu.table import Finding, SkipError, needs
 
 FAR = 0.25
 """Relative difference to its prediction from which a kind of event is named as far off."""
@@ -66,19 +65,16 @@ def two_models(ranks: int, sizes: Sizes) -> Launch:
     other = model.model_copy(update={"name": "other", "experts_per_token": 1, "d_model": sizes.width * 3 // 4})
     trace, second = skewed(sizes.tokens, model), skewed(sizes.tokens // 2, other, padding=0.2)
     where = blocks(model, _gpus(ranks))
-    plans = [
-        beside(plan_in(mode, trace, where, model), plan_in(mode, second, where, other)) for mode in MODES if mode != "shared"
-    ]
+    modes = [mode for mode in MODES if mode != "shared"]
+    plans = [beside(plan_in(mode, trace, where, model), plan_in(mode, second, where, other)) for mode in modes]
     return Launch(tuple(plans), trace, model, second=(second, other), ranks=ranks, repeats=sizes.repeats)
 
 
 def policies(ranks: int, sizes: Sizes) -> Launch:
     """A training step in pipelines, its all-reduces under every policy."""
     plan, launch = _step("pipemoe", ranks, sizes)
-    plans = [
-        plan.model_copy(update={"name": policy, "priority": Priority(policy=policy, micro_op=MICRO_OP)}) for policy in POLICIES
-    ]
-    return launch(tuple(plans))
+    priorities = [Priority(policy=policy, micro_op=MICRO_OP) for policy in POLICIES]
+    return launch(tuple(plan.model_copy(update={"name": each.policy, "priority": each}) for each in priorities))
 
 
 def lancet(ranks: int, sizes: Sizes) -> Launch:
@@ -98,15 +94,8 @@ CASES: Mapping[str, Callable[[int, Sizes], Launch]] = {
 
 
 def _model(ranks: int, sizes: Sizes) -> MoEModel:
-    return MoEModel(
-        name="small",
-        layers=3,
-        experts=max(8, 2 * ranks),
-        experts_per_token=2,
-        d_model=sizes.width,
-        d_ff=2 * sizes.width,
-        dtype="bf16",
-    )
+    width = {"d_model": sizes.width, "d_ff": 2 * sizes.width, "dtype": "bf16"}
+    return MoEModel(name="small", layers=3, experts=max(8, 2 * ranks), experts_per_token=2, **width)
 
 
 def _gpus(ranks: int) -> int:
@@ -158,13 +147,7 @@ def _finding(measured: MeasuredPlan) -> Finding:
     ]
     if far:
         text.insert(2, f"over {share(FAR)}: {', '.join(far)}")
-    figures = {
-        "measured": laid.measured,
-        "predicted": laid.predicted,
-        "passes": list(measured.totals),
-        "difference": measured.difference.error,
-        "allowed_difference": measured.difference.allowed,
-        "kinds": {kind: {"predicted": foreseen, "measured": took} for kind, (foreseen, took) in kinds.items()},
-        "far": far,
-    }
+    figures = {"measured": laid.measured, "predicted": laid.predicted, "passes": list(measured.totals), "far": far}
+    figures |= {"difference": measured.difference.error, "allowed_difference": measured.difference.allowed}
+    figures["kinds"] = {kind: {"predicted": foreseen, "measured": took} for kind, (foreseen, took) in kinds.items()}
     return Finding("; ".join(text), measured.plan.name, figures)

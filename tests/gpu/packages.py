@@ -89,11 +89,9 @@ def missing_in_words(names: Sequence[str]) -> str:
     text = f"{sys.executable} (Python {here()}) lacks {', '.join(f'{name} {wanted[name]}' for name in names)}"
     if "torch" in names:
         text += "; PyTorch is the machine's own, install it there"
-    if carried := [name for name in names if name != "torch"]:
-        text += (
-            f"; where there is a package index, run make gpu-wheels GPU_PYTHON_VERSION={here()} "
-            f'GPU_WHEELS="{" ".join(carried)}", and take {WHEELS.name} along'
-        )
+    if carried := " ".join(name for name in names if name != "torch"):
+        command = f'make gpu-wheels GPU_PYTHON_VERSION={here()} GPU_WHEELS="{carried}"'
+        text += f"; where there is a package index, run {command}, and take {WHEELS.name} along"
     return text
 
 

@@ -18,6 +18,19 @@ WIDTH = 46
 """Width of the names' column."""
 
 
+class CheckError(Exception):
+    """A check does not hold: the fault, for a person."""
+
+
+class SkipError(Exception):
+    """Why a check does not apply here, for a person."""
+
+
+def needs(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise CheckError(otherwise)
+
+
 @dataclass(frozen=True)
 class Finding:
     """The message of a check that holds. name: of the part of the check, where it has several; figures: numbers for JSON"""

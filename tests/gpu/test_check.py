@@ -11,8 +11,7 @@ from engine.launch.places.devices import Accelerator, Devices
 from tests.gpu import attached as looking
 from tests.gpu import check
 from tests.gpu.gemms import model_shapes
-from tests.gpu.outcome import SkipError, needs
-from tests.gpu.table import Finding
+from tests.gpu.table import Finding, SkipError, needs
 from tests.launch import nvml
 
 GPU = Accelerator("NVIDIA H100 80GB HBM3", 80 * nvml.GIB)
@@ -43,33 +42,26 @@ def test_without_a_gpu_it_says_so_kindly(tmp_path, capsys, own_data_folder):
     assert "no GPU here" in capsys.readouterr().out and not (own_data_folder / "gpu.json").exists()
 
 
-def shown_by_nvml(monkeypatch, tmp_path):
-    nvml.plug_in(monkeypatch, nvml.switched(GPU.name, 2, links=18))
+def show(by: str, monkeypatch, folder) -> None:
+    """Let GPUs be shown that PyTorch cannot use. folder: for files"""
+    if by == "NVML":
+        nvml.plug_in(monkeypatch, nvml.switched(GPU.name, 2, links=18))
+    elif by == "file":
+        (folder / "dev").mkdir()
+        (folder / "dev" / "nvidia0").touch()
+    else:
+        program = folder / "nvidia-smi"
+        program.write_text(f"#!/bin/sh\necho 'GPU 0: {GPU.name} (UUID: GPU-1)'\n")
+        program.chmod(0o755)
+        monkeypatch.setattr(shutil, "which", lambda name: str(program) if name == "nvidia-smi" else None)
 
 
-def shown_as_file(monkeypatch, tmp_path):
-    (tmp_path / "dev").mkdir()
-    (tmp_path / "dev" / "nvidia0").touch()
-    (tmp_path / "dev" / "nvidiactl").touch()
+SHOWN = {"NVML": f"NVML shows 2 × {GPU.name}", "file": "dev/nvidia0", "program": f"nvidia-smi shows GPU 0: {GPU.name}"}
 
 
-def shown_by_program(monkeypatch, tmp_path):
-    program = tmp_path / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\necho 'GPU 0: {GPU.name} (UUID: GPU-1)'\n")
-    program.chmod(0o755)
-    monkeypatch.setattr(shutil, "which", lambda name: str(program) if name == "nvidia-smi" else None)
-
-
-@pytest.mark.parametrize(
-    ("show", "seen"),
-    [
-        (shown_by_nvml, f"NVML shows 2 × {GPU.name}"),
-        (shown_as_file, "dev/nvidia0"),
-        (shown_by_program, f"nvidia-smi shows GPU 0: {GPU.name}"),
-    ],
-)
-def test_a_gpu_that_pytorch_cannot_use_fails(monkeypatch, tmp_path, capsys, show, seen):
-    show(monkeypatch, tmp_path)
+@pytest.mark.parametrize(("by", "seen"), SHOWN.items())
+def test_a_gpu_that_pytorch_cannot_use_fails(monkeypatch, tmp_path, capsys, by, seen):
+    show(by, monkeypatch, tmp_path)
     assert check.main([f"--json={tmp_path / 'gpu.json'}"]) == 1
     line, last = capsys.readouterr().out.splitlines()
     assert line.startswith("FAIL") and seen in line and f"PyTorch {torch.__version__}" in line
@@ -79,7 +71,7 @@ def test_a_gpu_that_pytorch_cannot_use_fails(monkeypatch, tmp_path, capsys, show
 
 
 def test_gpus_that_are_hidden_from_pytorch_are_named_with_what_hides_them(monkeypatch, capsys):
-    shown_by_nvml(monkeypatch, None)
+    show("NVML", monkeypatch, None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert check.main() == 1 and "CUDA_VISIBLE_DEVICES is ''" in capsys.readouterr().out
 
@@ -107,13 +99,8 @@ def test_every_check_has_its_own_line(monkeypatch, capsys, tmp_path):
     assert check.main(["--json", str(kept)]) == 1
     printed = capsys.readouterr()
     lines = printed.out.splitlines()
-    rows = [
-        ["FAIL", "first", "ZeroDivisionError"],
-        ["ok", "second", "3 ms"],
-        ["ok", "second: the other", "4 ms"],
-        ["FAIL", "third", "3 is not 4"],
-        ["skip", "fourth", "not here"],
-    ]
+    rows = [["FAIL", "first", "ZeroDivisionError"], ["ok", "second", "3 ms"], ["ok", "second: the other", "4 ms"]]
+    rows += [["FAIL", "third", "3 is not 4"], ["skip", "fourth", "not here"]]
     for line, (result, name, text) in zip(lines, rows, strict=False):
         assert line.startswith(result) and f"  {name}  " in line and line.endswith(f"  {text}")
     assert len(lines) == 6 and lines[-1].startswith("2 ok, 2 FAIL, 1 skip")
@@ -135,38 +122,26 @@ def test_a_table_that_cannot_be_kept_is_known_before_anything_runs(tmp_path, cap
     assert end.value.code == 2 and "nowhere is not there" in capsys.readouterr().err
 
 
-def names_on(gpus: int, monkeypatch) -> list[str]:
+def test_machines_are_checked_with_every_number_of_their_gpus_and_one_is_shared_over_gloo(monkeypatch):
     monkeypatch.undo()
-    return list(check.checks_for(machine(gpus)))
-
-
-def test_one_gpu_is_checked_alone_over_nccl_and_shared_over_gloo(monkeypatch):
-    names = names_on(1, monkeypatch)
-    assert [name for name in names if name.endswith("NCCL")] == [
-        *(f"{case}, 1 rank, NCCL" for case in check.CASES),
-        "2 ranks and more, NCCL",
-    ]
-    assert sum(name.endswith("4 ranks on one GPU, Gloo") for name in names) == len(check.CASES)
+    alone, three = (check.checks_for(machine(gpus)) for gpus in (1, 3))
+    counted = [f"{case}, {ranks}, NCCL" for ranks in ("1 rank", "2 ranks", "3 ranks") for case in check.CASES]
+    one = counted[: len(check.CASES)]
+    assert [name for name in alone if name.endswith("NCCL")] == [*one, "2 ranks and more, NCCL"]
+    assert [name for name in three if name.endswith("NCCL")] == counted
+    for checks in (alone, three):
+        assert sum(name.endswith("4 ranks on one GPU, Gloo") for name in checks) == len(check.CASES)
     with pytest.raises(SkipError, match="one GPU here"):
-        check.checks_for(machine(1))["2 ranks and more, NCCL"]()
-
-
-def test_several_gpus_are_checked_with_every_number_of_them(monkeypatch):
-    names = names_on(3, monkeypatch)
-    for case in check.CASES:
-        counted = [name for name in names if name.startswith(f"{case}, ") and name.endswith("NCCL")]
-        assert counted == [f"{case}, 1 rank, NCCL", f"{case}, 2 ranks, NCCL", f"{case}, 3 ranks, NCCL"]
-    assert "2 ranks and more, NCCL" not in names
+        alone["2 ranks and more, NCCL"]()
 
 
 def test_fewer_gpus_than_the_machine_has_are_a_fault_unless_somebody_hides_them(monkeypatch):
     monkeypatch.setattr(looking, "attached", lambda: machine(1, seen=2))
     monkeypatch.setattr(looking, "driver_version", lambda: "580.1")
-    name, look = next(iter({"GPUs": looking.discovery}.items()))
-    (row,) = check.tried(name, look, looking.Path(os.devnull))
+    (row,) = check.tried("GPUs", looking.discovery, looking.Path(os.devnull))
     assert row.result == "FAIL" and "PyTorch can use 1 of them" in row.text
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    (row,) = check.tried(name, look, looking.Path(os.devnull))
+    (row,) = check.tried("GPUs", looking.discovery, looking.Path(os.devnull))
     assert row.result == "ok" and "driver 580.1" in row.text
 
 

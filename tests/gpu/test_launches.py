@@ -8,7 +8,7 @@ from engine.training import TrainingStep
 from tests.cases.launch_plans import MODES
 from tests.gpu import launches
 from tests.gpu.launches import CASES, Sizes, counts, launched
-from tests.gpu.outcome import CheckError, SkipError
+from tests.gpu.table import CheckError, SkipError
 from tests.launch.nvml import GIB
 
 SMALL = Sizes(64, 32, 1, TrainingStep(batch=2, sequence_length=8, heads=2, dense_d_ff=64, vocabulary=50))

@@ -18,6 +18,7 @@ from engine.validate.schedules import (
     check_matching,
     check_sends,
 )
+from tests.oracles.rules import illegal_if
 
 
 def check_schedule(
@@ -70,22 +71,28 @@ def check_flows(flows: Flows, traffic: np.ndarray, network: Network, relayed: bo
     if relayed:
         slack = RELATIVE * wanted.sum()
         missing = np.append(between_nodes(missing, network), (missing.sum(axis=0) - missing.sum(axis=1))[None], axis=0)
-    if np.abs(missing).max(initial=0) > slack:
-        raise IllegalError("the flows do not carry the traffic")
-    begin = flows.start + network.start_up(flows.src, flows.dst)
-    for port in network.ports(flows.src, flows.dst):
+    illegal_if(np.abs(missing).max(initial=0) > slack, "the flows do not carry the traffic")
+    check_ports(flows.src, flows.dst, flows.start, flows.end, flows.bytes, network)
+    return flows.seconds
+
+
+def check_ports(
+    src: np.ndarray, dst: np.ndarray, start: np.ndarray, end: np.ndarray, size: np.ndarray, network: Network
+) -> None:
+    """Within any stretch of time between a start and an end a port carries at most the bytes that its sends of then reach."""
+    begin = start + network.start_up(src, dst)
+    for port in network.ports(src, dst):
         for used in np.unique(port):
             mine = port == used
-            starts, ends, size = begin[mine], flows.end[mine], flows.bytes[mine]
             share = network.share[used // (2 * network.gpus)]
-            moments, carried = carried_at_most(starts, ends, network.capacity[used], share)
-            for since in np.unique(starts):
-                for until in np.unique(ends[ends > since]):
-                    inside = size[(starts >= since) & (ends <= until)].sum()
-                    first, last = np.searchsorted(moments, (since, until))
-                    if inside > (carried[last] - carried[first]) * (1 + 1e-6) + RELATIVE * size.max():
-                        raise IllegalError(f"port {used} carries more than its capacity")
-    return flows.seconds
+            moments, most = _carried_at_most(begin[mine], end[mine], network.capacity[used], share)
+            for since in np.unique(begin[mine]):
+                inside = mine & (begin >= since)
+                until = np.sort(end[inside])
+                carried = np.cumsum(size[inside][np.argsort(end[inside], kind="stable")])
+                allowed = most[np.searchsorted(moments, until)] - most[np.searchsorted(moments, since)]
+                over = carried > allowed * (1 + 1e-6) + RELATIVE * size[mine].max()
+                illegal_if(over.any(), f"port {used} carries more than its capacity")
 
 
 def check_relayed(hops: pd.DataFrame, seconds: np.ndarray, traffic: np.ndarray, network: Network) -> tuple[float, float]:
@@ -184,7 +191,7 @@ def _relayed_bound(wanted: np.ndarray, network: Network, node: np.ndarray) -> fl
     return float(bound)
 
 
-def carried_at_most(begin: np.ndarray, end: np.ndarray, capacity: float, share: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _carried_at_most(begin: np.ndarray, end: np.ndarray, capacity: float, share: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The times at which a send of a port begins or ends (float64[time], ascending), and the bytes that the port can have
     carried by then (float64[time]).
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from math import inf
 
 from engine.errors import IllegalError
+from tests.oracles.rules import illegal_if
 
 
 def check_pipeline(
@@ -60,10 +61,8 @@ def check_partition(
     """
     expected, seconds = 0, 0.0
     for first, last, parts in ranges:
-        if first != expected or last < first:
-            raise IllegalError(f"the range {first}..{last} does not start at operator {expected}")
-        if last >= len(network):
-            raise IllegalError(f"the range {first}..{last} goes beyond the {len(network)} operators")
+        illegal_if(first != expected or last < first, f"the range {first}..{last} does not start at operator {expected}")
+        illegal_if(last >= len(network), f"the range {first}..{last} goes beyond the {len(network)} operators")
         if not 1 <= parts <= len(times[first]):
             raise IllegalError(f"the range {first}..{last} has {parts} parts instead of 1 to {len(times[first])}")
         if max_range is not None and last - first + 1 > max_range:
@@ -72,10 +71,8 @@ def check_partition(
             raise IllegalError(f"a range from operator {first} may be cut up to {latest_last[first]}, not {last}")
         seconds += _replay(first, last, parts, network, times)
         expected = last + 1
-    if expected != len(network):
-        raise IllegalError(f"the ranges end at operator {expected - 1} of {len(network)}")
-    if seconds == inf:
-        raise IllegalError("an operator is cut into a number of parts that it cannot be cut into")
+    illegal_if(expected != len(network), f"the ranges end at operator {expected - 1} of {len(network)}")
+    illegal_if(seconds == inf, "an operator is cut into a number of parts that it cannot be cut into")
     return seconds
 
 
@@ -108,11 +105,9 @@ def check_axes(
     constraints: Sequence[tuple[Sequence[str], Sequence[Sequence[int | str]]]],
 ) -> None:
     """Check that every tensor has an axis of its domain and every constraint (tensors, allowed) an allowed tuple."""
-    if set(axis_of_tensor) != set(domains):
-        raise IllegalError("not every tensor has an axis, or a tensor that does not exist has one")
+    illegal_if(set(axis_of_tensor) != set(domains), "not every tensor has an axis, or a tensor that does not exist has one")
     for tensor, axis in axis_of_tensor.items():
-        if axis not in domains[tensor]:
-            raise IllegalError(f"tensor {tensor} is cut along {axis!r}, which it does not have")
+        illegal_if(axis not in domains[tensor], f"tensor {tensor} is cut along {axis!r}, which it does not have")
     for number, (tensors, allowed) in enumerate(constraints):
         chosen = [axis_of_tensor[tensor] for tensor in tensors]
         if chosen not in [list(axes) for axes in allowed]:
@@ -128,12 +123,10 @@ def check_weight_gradients(
     allowed: [dW][all-to-all] 0 or 1
     alltoall_of_dw: one all-to-all each, -1 for none
     """
-    if len(alltoall_of_dw) != len(dw):
-        raise IllegalError(f"{len(alltoall_of_dw)} weight gradients instead of {len(dw)}")
+    illegal_if(len(alltoall_of_dw) != len(dw), f"{len(alltoall_of_dw)} weight gradients instead of {len(dw)}")
     beside = [0.0] * len(alltoall)
     for gradient, under in enumerate(alltoall_of_dw):
-        if int(under) != under:
-            raise IllegalError(f"weight gradient {gradient} runs under all-to-all {under}, which is no whole number")
+        illegal_if(int(under) != under, f"weight gradient {gradient} runs under all-to-all {under}, which is no whole number")
         if under == -1:
             continue
         if not 0 <= under < len(alltoall):

@@ -11,6 +11,7 @@ import numpy as np
 from scipy.optimize import linprog
 
 from engine.errors import IllegalError
+from tests.oracles.rules import illegal_if
 
 
 def check_affinity(
@@ -42,12 +43,10 @@ def _check_filled(gpu_of_expert: np.ndarray, shape: tuple[int, int], slots: Sequ
     for layer, row in enumerate(gpu_of_expert):
         held = [0] * len(slots)
         for expert, gpu in enumerate(row):
-            if gpu != int(gpu) or not 0 <= gpu < len(slots):
-                raise IllegalError(f"layer {layer}, expert {expert}: there is no GPU {gpu}")
+            illegal_if(gpu != int(gpu) or not 0 <= gpu < len(slots), f"layer {layer}, expert {expert}: there is no GPU {gpu}")
             held[int(gpu)] += 1
         for gpu, wanted in enumerate(slots):
-            if held[gpu] != wanted:
-                raise IllegalError(f"layer {layer}: GPU {gpu} has {held[gpu]} experts, wanted {wanted:g}")
+            illegal_if(held[gpu] != wanted, f"layer {layer}: GPU {gpu} has {held[gpu]} experts, wanted {wanted:g}")
 
 
 def _hops(gpu_of_expert: np.ndarray, transitions: np.ndarray, gpus_per_node: int | None) -> tuple[float, float, float]:
@@ -82,8 +81,7 @@ def check_assignment(
     ffn, network = [], []
     for gpu in range(gpus):
         here = [expert for expert in range(experts) if gpu_of_expert[expert] == gpu]
-        if len(here) > slots[gpu]:
-            raise IllegalError(f"GPU {gpu} has {len(here)} experts in {slots[gpu]} slots")
+        illegal_if(len(here) > slots[gpu], f"GPU {gpu} has {len(here)} experts in {slots[gpu]} slots")
         away = [expert for expert in range(experts) if gpu_of_expert[expert] != gpu]
         others = [other for other in range(gpus) if other != gpu]
         sent = sum(tokens[gpu, expert] for expert in away)
@@ -146,11 +144,8 @@ def check_colocation(
     experts = len(send_a)
     if sorted(int(expert) for expert in partner) != list(range(experts)):
         raise IllegalError("not every expert of b stands beside exactly one expert of a")
-    worst = 0.0
-    for expert in range(experts):
-        other = int(partner[expert])
-        worst = max(worst, float(send_a[expert] + send_b[other]), float(recv_a[expert] + recv_b[other]))
-    return worst
+    pairs = [(expert, int(other)) for expert, other in enumerate(partner)]
+    return max(float(max(send_a[a] + send_b[b], recv_a[a] + recv_b[b])) for a, b in pairs)
 
 
 def check_colocation_heterogeneous(assignment: np.ndarray, cost: np.ndarray) -> float:
@@ -160,8 +155,7 @@ def check_colocation_heterogeneous(assignment: np.ndarray, cost: np.ndarray) -> 
     cost: float64[gpu, expert of a, expert of b]
     """
     gpus = len(cost)
-    if len(assignment) != gpus:
-        raise IllegalError(f"experts on {len(assignment)} of {gpus} GPUs")
+    illegal_if(len(assignment) != gpus, f"experts on {len(assignment)} of {gpus} GPUs")
     for model in (0, 1):
         if sorted(int(row[model]) for row in assignment) != list(range(gpus)):
             raise IllegalError(f"not every expert of {'ab'[model]} is on exactly one GPU")
@@ -176,21 +170,17 @@ def check_devices(
     experts_of_device: the experts of every device, at most `max_experts_per_device` and none twice; every expert is
     somewhere. popularity: [expert].
     """
-    if len(experts_of_device) != devices:
-        raise IllegalError(f"{len(experts_of_device)} devices instead of {devices}")
+    illegal_if(len(experts_of_device) != devices, f"{len(experts_of_device)} devices instead of {devices}")
     hosts = dict.fromkeys(range(len(popularity)), 0)
     for device, held in enumerate(experts_of_device):
         if len(held) > max_experts_per_device:
             raise IllegalError(f"device {device} hosts {len(held)} experts instead of at most {max_experts_per_device}")
-        if len(set(held)) < len(held):
-            raise IllegalError(f"device {device} hosts an expert twice")
+        illegal_if(len(set(held)) < len(held), f"device {device} hosts an expert twice")
         for expert in held:
-            if expert not in hosts:
-                raise IllegalError(f"device {device} hosts expert {expert}, which does not exist")
+            illegal_if(expert not in hosts, f"device {device} hosts expert {expert}, which does not exist")
             hosts[expert] += 1
     for expert, count in hosts.items():
-        if count == 0:
-            raise IllegalError(f"expert {expert} is on no device")
+        illegal_if(count == 0, f"expert {expert} is on no device")
     return max(sum(float(popularity[expert]) / hosts[expert] for expert in held) for held in experts_of_device)
 
 
@@ -225,11 +215,9 @@ def check_popularity(
         likeliest = sorted(counts, key=lambda expert: (-counts[expert], expert))[:top_k]
         for expert in likeliest:
             wanted[expert] += devices * counts[expert] / sum(counts.values()) / len(test_prefix)
-    if len(devices_of_expert) != experts:
-        raise IllegalError(f"{len(devices_of_expert)} experts instead of {experts}")
+    illegal_if(len(devices_of_expert) != experts, f"{len(devices_of_expert)} experts instead of {experts}")
     for expert, (claimed, right) in enumerate(zip(devices_of_expert, wanted, strict=True)):
-        if abs(claimed - right) > 1e-9 * devices:
-            raise IllegalError(f"expert {expert} has n_e = {claimed} instead of {right}")
+        illegal_if(abs(claimed - right) > 1e-9 * devices, f"expert {expert} has n_e = {claimed} instead of {right}")
     return sum(wanted)
 
 
@@ -272,8 +260,7 @@ def check_joint(
     """
     _check_filled(gpu_of_expert, load.shape, slots)
     moves = 0 if start is None else sum(int(np.sum(row != before)) for row, before in zip(gpu_of_expert, start, strict=True))
-    if max_moves is not None and moves > max_moves:
-        raise IllegalError(f"{moves} experts moved, at most {max_moves} may")
+    illegal_if(max_moves is not None and moves > max_moves, f"{moves} experts moved, at most {max_moves} may")
     kept, inside, outside = _hops(gpu_of_expert, transitions, gpus_per_node)
     total, dearest = kept + inside + outside, cost_node if gpus_per_node else cost_gpu
     ratios = _load_ratios(gpu_of_expert, load, len(slots))
@@ -318,26 +305,18 @@ def check_replication(
     speed: float64[gpu], 1 if not given
     """
     workloads, layers, experts = loads.shape
-    if len(physical_to_logical) != layers:
-        raise IllegalError(f"{len(physical_to_logical)} layers are placed, not {layers}")
+    illegal_if(len(physical_to_logical) != layers, f"{len(physical_to_logical)} layers are placed, not {layers}")
     slots = len(physical_to_logical[0])
     if slots_of_gpu is None:
-        if slots % gpus:
-            raise IllegalError(f"{slots} slots do not divide over {gpus} GPUs")
+        illegal_if(slots % gpus, f"{slots} slots do not divide over {gpus} GPUs")
         slots_of_gpu = [slots // gpus] * gpus
     speed = [1.0] * gpus if speed is None else speed
     gpu_of_slot = [gpu for gpu in range(gpus) for _ in range(slots_of_gpu[gpu])]
     answer = np.ones((workloads, layers))
     for layer in range(layers):
         row = list(physical_to_logical[layer])
-        if len(row) != len(gpu_of_slot):
-            raise IllegalError(f"layer {layer} fills {len(row)} slots of {len(gpu_of_slot)}")
-        for expert in row:
-            if not 0 <= expert < experts:
-                raise IllegalError(f"layer {layer} places an expert {expert}, which does not exist")
-        for expert in range(experts):
-            if expert not in row:
-                raise IllegalError(f"layer {layer} has no place for expert {expert}")
+        illegal_if(len(row) != len(gpu_of_slot), f"layer {layer} fills {len(row)} slots of {len(gpu_of_slot)}")
+        illegal_if(set(row) != set(range(experts)), f"layer {layer} places the experts {sorted(set(row))} of {experts}")
         for load in range(workloads):
             work = loads[load, layer]
             if sum(work) == 0:
@@ -351,8 +330,7 @@ def _equal(row: list, gpu_of_slot: list, work: np.ndarray, speed: np.ndarray) ->
     time = [0.0] * len(speed)
     for expert, gpu in zip(row, gpu_of_slot, strict=True):
         time[gpu] += work[expert] / row.count(expert) / speed[gpu]
-    if not np.isclose(np.dot(time, speed), sum(work)):
-        raise IllegalError("the GPUs do not do all the work")
+    illegal_if(not np.isclose(np.dot(time, speed), sum(work)), "the GPUs do not do all the work")
     return max(time)
 
 
@@ -387,11 +365,9 @@ def check_transfers(
                 needed = held_new[layer, expert, gpu] and not held_now[layer, expert, gpu]
                 sender = source[layer, expert, gpu]
                 if not needed:
-                    if sender != -1:
-                        raise IllegalError(f"layer {layer}, expert {expert} is sent to GPU {gpu} without need")
+                    illegal_if(sender != -1, f"layer {layer}, expert {expert} is sent to GPU {gpu} without need")
                     continue
                 if not 0 <= sender < gpus or not held_now[layer, expert, sender]:
                     raise IllegalError(f"GPU {sender} sends layer {layer}, expert {expert} without having it")
                 added[sender, gpu] += bytes_per_expert
-    if not np.allclose(added, traffic):
-        raise IllegalError("the traffic is not the sum of the copies sent")
+    illegal_if(not np.allclose(added, traffic), "the traffic is not the sum of the copies sent")

@@ -1,7 +1,7 @@
 """Checks of whole plans: the seconds of one model's plan, and the rules that a timeline of two models keeps."""
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise, product
 
@@ -19,7 +19,8 @@ from engine.simulate.work import Load
 from engine.timeline import STREAMS, Timeline
 from engine.validate.schedules import RELATIVE, Ports, Sends, between_nodes, node_ports
 from engine.workload import RoutingTrace
-from tests.oracles.communication import carried_at_most, check_flows, check_phases, check_relayed
+from tests.oracles.communication import check_flows, check_phases, check_ports, check_relayed
+from tests.oracles.rules import illegal_if
 
 
 def check_plan(plan: Plan, problem: Problem) -> float:
@@ -55,17 +56,21 @@ def check_plan(plan: Plan, problem: Problem) -> float:
 
 def _ffn_seconds(placement: Placement, problem: Problem, layer: int, travel: Travel) -> np.ndarray:
     """float64[gpu], summed up expert by expert."""
-    row, copies = placement.experts_of_gpu[layer], problem.demand[layer].sum(axis=0)
-    seconds, counted = np.zeros(len(row)), None
+    copies, seconds, counted = problem.demand[layer].sum(axis=0), np.zeros(placement.gpus), None
     if travel.replicas is not None and isinstance(problem.workload, RoutingTrace):
         served = _served(placement, problem, layer, travel, problem.gpu_of_token.tolist())
         counted = Counter(pair for choices in served for pair in choices)
-    for gpu, slots in enumerate(row):
-        for expert in set(slots):
-            replicas = sum(other.count(expert) for other in row)
-            here = copies[expert] * slots.count(expert) / replicas if counted is None else counted[expert, gpu]
-            seconds[gpu] += float(problem.cost.expert_ffn(problem.cluster.gpus[gpu], here, problem.model))
+    for expert, gpu, share in _shares(placement, layer):
+        here = copies[expert] * share if counted is None else counted[expert, gpu]
+        seconds[gpu] += float(problem.cost.expert_ffn(problem.cluster.gpus[gpu], here, problem.model))
     return seconds
+
+
+def _shares(placement: Placement, layer: int) -> list[tuple[int, int, float]]:
+    """(expert, GPU, share of the expert's replicas that are there)."""
+    row = placement.experts_of_gpu[layer]
+    replicas = Counter(expert for slots in row for expert in slots)
+    return [(expert, gpu, slots.count(expert) / replicas[expert]) for gpu, slots in enumerate(row) for expert in set(slots)]
 
 
 def _traffic(placement: Placement, problem: Problem, layer: int, travel: Travel) -> tuple[np.ndarray, np.ndarray]:
@@ -109,12 +114,31 @@ def rows_of_layer(placement: Placement, problem: Problem, layer: int, travel: Tr
 def _served(
     placement: Placement, problem: Problem, layer: int, travel: Travel, sources: list[int]
 ) -> Iterator[list[tuple[int, int]]]:
-    """The (expert, GPU that serves it) pairs of every token.
+    """The (expert, GPU that serves it) pairs of every token, in the order of its choices. If tokens choose copies, every way
+    to serve them is tried: for few copies only.
 
     sources: the GPU of every token
     """
-    tokens = problem.workload.experts[:, layer].tolist()
-    return served_choices(placement, layer, tokens, travel, sources, _node_of_gpu(problem))
+    homes, nodes = defaultdict(list), _node_of_gpu(problem)
+    for gpu, slots in enumerate(placement.experts_of_gpu[layer]):
+        for expert in slots:
+            homes[expert].append(gpu)
+    by_node = travel.unit == "node" and len(set(nodes)) > 1
+    group_of_gpu = [nodes[gpu][0] if by_node else gpu for gpu in range(placement.gpus)]
+    turn, served = Counter(), Counter()
+    for source, choices in zip(sources, problem.workload.experts[:, layer].tolist(), strict=True):
+        hosts, real = [], [expert for expert in choices if expert >= 0]
+        if travel.replicas is None:
+            for expert in real:
+                hosts.append(homes[expert][turn[expert] % len(homes[expert])])
+                turn[expert] += 1
+        else:
+            touched = _touched([{group_of_gpu[gpu] for gpu in homes[expert]} for expert in real], group_of_gpu[source])
+            for expert in real:
+                within = [gpu for gpu in sorted(set(homes[expert])) if group_of_gpu[gpu] in touched]
+                hosts.append(min(within, key=served.__getitem__))
+                served[hosts[-1]] += 1
+        yield list(zip(real, hosts, strict=True))
 
 
 def _node_of_gpu(problem: Problem) -> list[range]:
@@ -168,12 +192,9 @@ def _late_attention(problem: Problem, layer: int, home: list[int], carrier: list
 
 def _copies(placement: Placement, problem: Problem, layer: int) -> np.ndarray:
     """float64[src, dst] rows of a vanilla dispatch where every copy travels on its own; replicas share equally."""
-    row, copies = placement.experts_of_gpu[layer], problem.demand[layer]
-    traffic = np.zeros((len(row), len(row)))
-    for gpu, slots in enumerate(row):
-        for expert in set(slots):
-            replicas = sum(other.count(expert) for other in row)
-            traffic[:, gpu] += copies[:, expert] * slots.count(expert) / replicas
+    traffic = np.zeros((placement.gpus, placement.gpus))
+    for expert, gpu, share in _shares(placement, layer):
+        traffic[:, gpu] += problem.demand[layer][:, expert] * share
     return traffic
 
 
@@ -222,7 +243,8 @@ def check_timeline(timeline: Timeline, plan: Plan, problem: Problem) -> float:
         if plan.send_order.mode == "joint":  # the bytes of both models for one GPU in a phase are one transfer
             columns = ["resource", "peer", "start", "end"]
             sends = sends.groupby(columns, as_index=False, observed=True)["bytes"].sum()
-        _check_ports(sends, problem.network)
+        src, dst = (sends[name].to_numpy(int) for name in ("resource", "peer"))
+        check_ports(src, dst, *(sends[name].to_numpy() for name in ("start", "end", "bytes")), problem.network)
     return timeline.total
 
 
@@ -237,8 +259,7 @@ def _check_lanes(timeline: Timeline, slack: float) -> None:
 def _check_bundles(bundles: Timeline, whole: Timeline, layer: int, slack: float) -> None:
     """Every step of a layer takes place when its own sends do, occupies every GPU as long, and sends as much from it."""
     steps = [dict(iter(timeline.events.groupby(["model", "kind"], observed=True))) for timeline in (bundles, whole)]
-    if set(steps[0]) != set(steps[1]):
-        raise IllegalError(f"layer {layer} has other steps than its sends")
+    illegal_if(set(steps[0]) != set(steps[1]), f"layer {layer} has other steps than its sends")
     for (model, kind), events in steps[0].items():
         pair = [replace(whole, events=part) for part in (events, steps[1][model, kind])]
         begin, end = ([step.events[name].agg(pick) for step in pair] for name, pick in (("start", "min"), ("end", "max")))
@@ -270,27 +291,7 @@ def _check_steps(
         ffn = step_of["ffn"]
         np.add.at(took, ffn["resource"].to_numpy(int), (ffn["end"] - ffn["start"]).to_numpy())
     wanted = problem.cost.together(_ffn_seconds(placement, problem, layer, travel))
-    if np.abs(took - wanted).max() > slack + 1e-12:
-        raise IllegalError(f"{where}: an FFN takes other than its time")
-
-
-def _check_ports(sends, network: Network) -> None:
-    """Within any stretch of time between a start and an end a port carries at most the bytes that its sends of then reach."""
-    src, dst = sends["resource"].to_numpy(int), sends["peer"].to_numpy(int)
-    begin, end = sends["start"].to_numpy() + network.start_up(src, dst), sends["end"].to_numpy()
-    size = sends["bytes"].to_numpy()
-    for port in network.ports(src, dst):
-        for used in np.unique(port):
-            mine = port == used
-            share = network.share[used // (2 * network.gpus)]
-            moments, most = carried_at_most(begin[mine], end[mine], network.capacity[used], share)
-            for since in np.unique(begin[mine]):
-                inside = mine & (begin >= since)
-                until = np.sort(end[inside])
-                carried = np.cumsum(size[inside][np.argsort(end[inside], kind="stable")])
-                allowed = most[np.searchsorted(moments, until)] - most[np.searchsorted(moments, since)]
-                if np.any(carried > allowed * (1 + 1e-6) + 1e-9 * size.max()):
-                    raise IllegalError(f"port {used} carries more than its capacity")
+    illegal_if(np.abs(took - wanted).max() > slack + 1e-12, f"{where}: an FFN takes other than its time")
 
 
 def _seconds_of_order(mode: str, schedule: Schedule | None, traffic: np.ndarray, network: Network) -> float:
@@ -325,47 +326,6 @@ def _seconds_of_order(mode: str, schedule: Schedule | None, traffic: np.ndarray,
                     slowest = max(slowest, size[mine].sum() / rate)
             seconds += slowest + latency[here].max()
     return seconds
-
-
-def served_choices(
-    placement: Placement,
-    layer: int,
-    tokens: Iterable[Sequence[int]],
-    travel: Travel,
-    sources: Iterable[int],
-    nodes: Sequence[range],
-) -> Iterator[list[tuple[int, int]]]:
-    """The (expert, GPU that serves it) pairs of every token of a layer, in the order of its choices.
-
-    If tokens choose copies, every way to serve them is tried: for few copies only.
-
-    tokens: the experts that each chose, -1 = none
-    sources: the GPU that each is on
-    nodes: the GPUs that every GPU reaches over the links of its node
-    """
-    homes: dict[int, list[int]] = {}
-    for gpu, slots in enumerate(placement.experts_of_gpu[layer]):
-        for expert in slots:
-            homes.setdefault(expert, []).append(gpu)
-    by_node = travel.unit == "node" and len(set(nodes)) > 1
-    group_of_gpu = [nodes[gpu][0] if by_node else gpu for gpu in range(placement.gpus)]
-    turn, served = dict.fromkeys(homes, 0), [0] * placement.gpus
-    for source, choices in zip(sources, tokens, strict=True):
-        real = [expert for expert in choices if expert >= 0]
-        if travel.replicas is None:
-            hosts = []
-            for expert in real:
-                hosts.append(homes[expert][turn[expert] % len(homes[expert])])
-                turn[expert] += 1
-        else:
-            near = [{group_of_gpu[gpu] for gpu in homes[expert]} for expert in real]
-            touched = _touched(near, group_of_gpu[source])
-            hosts = []
-            for expert in real:
-                within = [gpu for gpu in sorted(set(homes[expert])) if group_of_gpu[gpu] in touched]
-                hosts.append(min(within, key=served.__getitem__))
-                served[hosts[-1]] += 1
-        yield list(zip(real, hosts, strict=True))
 
 
 def _touched(near: list[set[int]], home: int) -> set[int]:

@@ -108,14 +108,8 @@ def _coactivation(instance: Instance, answer: dict) -> float:
 
 def _replicate(instance: Instance, answer: dict) -> float:
     loads = np.array(instance["loads"] if instance.get("loads") is not None else [instance["load"]], float)
-    return check_replication(
-        np.array(answer["physical_to_logical"]),
-        loads,
-        instance["gpus"],
-        instance.get("slots_of_gpu"),
-        instance.get("split", "equal"),
-        instance.get("speed"),
-    ).min()
+    more = instance.get("slots_of_gpu"), instance.get("split", "equal"), instance.get("speed")
+    return check_replication(np.array(answer["physical_to_logical"]), loads, instance["gpus"], *more).min()
 
 
 def _replicate_devices(instance: Instance, answer: dict) -> float:

@@ -5,6 +5,7 @@ from itertools import pairwise
 import numpy as np
 
 from engine.errors import IllegalError
+from tests.oracles.rules import illegal_if
 
 COMPUTE, ALL_TO_ALL, ALL_REDUCE = 0, 1, 2
 
@@ -41,17 +42,11 @@ def check_streams(tasks, policy: str, use: tuple[float, float], start: np.ndarra
                 free = end[task, group]
     network = [task for task in range(count) if tasks.stream[task] != COMPUTE]
     for task in network:
-        if np.ptp(start[task]) > 0 or np.ptp(end[task]) > 0:
-            raise IllegalError(f"collective {task} does not run on all groups at once")
-        if start[task, 0] < max(ready[task]) - slack:
-            raise IllegalError(f"collective {task} starts before it is ready")
+        illegal_if(np.ptp(start[task]) > 0 or np.ptp(end[task]) > 0, f"collective {task} does not run on all groups at once")
+        illegal_if(start[task, 0] < max(ready[task]) - slack, f"collective {task} starts before it is ready")
     span = {task: (max(ready[task]), start[task, 0], end[task, 0]) for task in network}
-    held = [
-        (start[task, group], end[task, group])
-        for task in range(count)
-        for group in range(groups)
-        if tasks.holds[task] and policy == "priority"
-    ]
+    holding = [task for task in range(count) if tasks.holds[task] and policy == "priority"]
+    held = [(start[task, group], end[task, group]) for task in holding for group in range(groups)]
     opened = _open_pairs(tasks, span) if policy == "fixed" else []
     _check_work(tasks, policy, use, span, held + opened, slack)
     _check_choices(tasks, policy, span, held + opened, slack)
@@ -85,8 +80,7 @@ def _check_work(tasks, policy: str, use, span: dict, blocked: list, slack: float
                 kind = tasks.stream[task]
                 busy = bool(kinds) if policy in ("priority", "fifo") else kind in kinds
                 reason = kind == ALL_REDUCE and any(first <= middle < last for first, last in blocked)
-                if not busy and not reason:
-                    raise IllegalError(f"collective {task} waits at {middle:g} for nothing")
+                illegal_if(not busy and not reason, f"collective {task} waits at {middle:g} for nothing")
         for task in flying:
             done[task] += (right - left) * _rate(int(tasks.stream[task]), kinds, use)
     for task, work in done.items():

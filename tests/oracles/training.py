@@ -5,10 +5,11 @@ from collections import defaultdict
 from itertools import pairwise
 
 from engine.errors import IllegalError
-from engine.overlap.operator_graph import Operator, OperatorGraph
+from engine.overlap.operator_graph import OperatorGraph
 from engine.plan import Plan
 from engine.problem import Problem
 from engine.timeline import Timeline
+from tests.oracles.rules import illegal_if
 
 PART = re.compile(r"^(.*) · part (\d+) of (\d+)$")
 Span = tuple[float, float]
@@ -21,22 +22,18 @@ def check_step(timeline: Timeline, plan: Plan, problem: Problem, graph: Operator
     gradients = _gradients(plan, problem, graph)
     for resource in range(len(timeline.resources)):
         mine = timeline.events[timeline.events["resource"] == resource]
-        labels = [timeline.labels[row] for row in mine.index]
-        spans = list(zip(labels, mine["start"].tolist(), mine["end"].tolist(), mine["kind"].tolist(), strict=True))
-        total = max([total, *(end for _, _, end, _ in spans)])
+        columns = (mine[name].tolist() for name in ("start", "end", "kind", "bytes"))
+        spans = list(zip((timeline.labels[row] for row in mine.index), *columns, strict=True))
+        total = max([total, *(end for _, _, end, *_ in spans)])
         parts, cut = _parts(spans)
         slack = 1e-9 * timeline.total
         wanted |= cut
         for name, own in parts.items():
             ran[name] |= set(own)
         _check_order(parts, cut, graph, slack)
-        _check_compute([(start, end, label) for label, start, end, kind in spans if kind not in NETWORK], slack)
-        _check_network(spans, plan, slack)
-        reduced = mine[mine["kind"] == "all_reduce"]
-        names = [labels[row] for row in range(len(mine)) if spans[row][3] == "all_reduce"]
-        _check_gradients(
-            list(zip(names, reduced["start"], reduced["end"], reduced["bytes"], strict=True)), parts, gradients, graph, slack
-        )
+        _check_lanes(spans, plan, slack)
+        reduced = [(label, start, end, size) for label, start, end, kind, size in spans if kind == "all_reduce"]
+        _check_gradients(reduced, parts, gradients, graph, slack)
     _check_whole(ran, wanted, graph)
     return total
 
@@ -45,20 +42,18 @@ NETWORK = ("dispatch", "combine", "all_reduce")
 MOE = ("dispatch", "experts", "combine")
 
 
-def _parts(spans: list[tuple[str, float, float, str]]) -> tuple[dict[str, dict[int, Span]], dict[str, int]]:
+def _parts(spans: list) -> tuple[dict[str, dict[int, Span]], dict[str, int]]:
     """Operator -> part -> when it ran, and into how many parts it is said to be cut; all-reduces are looked at elsewhere.
     A part that takes no time on a GPU leaves no event there."""
     span_of_part: dict[str, dict[int, Span]] = defaultdict(dict)
     cut: dict[str, int] = {}
-    for label, start, end, kind in spans:
+    for label, start, end, kind, _ in spans:
         if kind == "all_reduce":
             continue
         match = PART.match(label)
         name, part, parts = (match[1], int(match[2]), int(match[3])) if match else (label, 1, 1)
-        if part in span_of_part[name]:
-            raise IllegalError(f"{label} runs twice")
-        if not 1 <= part <= parts or cut.setdefault(name, parts) != parts:
-            raise IllegalError(f"{label}: there is no such part")
+        illegal_if(part in span_of_part[name], f"{label} runs twice")
+        illegal_if(not 1 <= part <= parts or cut.setdefault(name, parts) != parts, f"{label}: there is no such part")
         span_of_part[name][part] = (start, end)
     return span_of_part, cut
 
@@ -68,17 +63,12 @@ def _check_whole(ran: dict[str, set[int]], cut: dict[str, int], graph: OperatorG
     does a part with tokens that find all experts full."""
     known = {operator.name: operator for operator in graph.operators}
     for name in ran:
-        if name not in known:
-            raise IllegalError(f"{name} is no operator of the step")
+        illegal_if(name not in known, f"{name} is no operator of the step")
     for operator in graph.operators:
-        if _has_work(operator) and operator.phase != "all_reduce" and operator.name not in ran:
+        if (operator.gemms or operator.moved) and operator.phase != "all_reduce" and operator.name not in ran:
             raise IllegalError(f"{operator.name} never runs")
         if operator.name in ran and len(ran[operator.name]) < cut[operator.name] and operator.kind not in MOE:
             raise IllegalError(f"{operator.name}: not every part of it runs")
-
-
-def _has_work(operator: Operator) -> bool:
-    return bool(operator.gemms or operator.moved)
 
 
 def _check_order(parts: dict[str, dict[int, Span]], cut: dict[str, int], graph: OperatorGraph, slack: float) -> None:
@@ -91,29 +81,20 @@ def _check_order(parts: dict[str, dict[int, Span]], cut: dict[str, int], graph: 
             late = any(after[part][0] < before[part][1] - slack for part in before if part in after)
         else:
             late = min(start for start, _ in after.values()) < max(end for _, end in before.values()) - slack
-        if late:
-            raise IllegalError(f"{dependency.after} starts before {dependency.before} has ended")
+        illegal_if(late, f"{dependency.after} starts before {dependency.before} has ended")
 
 
-def _check_compute(spans: list[tuple[float, float, str]], slack: float) -> None:
-    spans = sorted(spans)
-    for (_, end, first), (start, _, second) in pairwise(spans):
-        if start < end - slack:
-            raise IllegalError(f"{first} and {second} are computed at once")
-
-
-def _check_network(spans: list, plan: Plan, slack: float) -> None:
-    """No two all-to-alls run at once, nor two all-reduces; one of each only if the policy shares the network."""
-    lanes = {
-        "all-to-alls": sorted((s, e, label) for label, s, e, kind in spans if kind in ("dispatch", "combine")),
-        "all-reduces": sorted((s, e, label) for label, s, e, kind in spans if kind == "all_reduce"),
-    }
-    if plan.priority.policy in ("priority", "fifo"):
-        lanes = {"collectives": sorted(lanes["all-to-alls"] + lanes["all-reduces"])}
-    for what, own in lanes.items():
-        for (_, end, first), (start, _, second) in pairwise(own):
-            if start < end - slack:
-                raise IllegalError(f"two {what} at once: {first} and {second}")
+def _check_lanes(spans: list, plan: Plan, slack: float) -> None:
+    """No two computations run at once, no two all-to-alls, nor two all-reduces; one of each of these only if the policy shares
+    the network."""
+    alone = plan.priority.policy in ("priority", "fifo")
+    lanes = defaultdict(list)
+    for label, start, end, kind, _ in spans:
+        network = "collectives" if alone else "all-reduces" if kind == "all_reduce" else "all-to-alls"
+        lanes[network if kind in NETWORK else "computations"].append((start, end, label))
+    for lane, own in lanes.items():
+        for (_, end, first), (start, _, second) in pairwise(sorted(own)):
+            illegal_if(start < end - slack, f"two {lane} at once: {first} and {second}")
 
 
 def _gradients(plan: Plan, problem: Problem, graph: OperatorGraph) -> list[tuple[str, float, list[str]]]:
