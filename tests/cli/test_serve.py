@@ -10,20 +10,7 @@ from engine.catalogue import cluster_presets, packaged
 from engine.catalogue.packaged import packaged_configs, packaged_gpu_types
 from engine.errors import InputError
 from engine.formats import read_cluster, read_model
-from tests.cases.cli import INPUTS
 from tests.costs.silicon import needs_tables
-
-
-def test_plans_side_by_side_in_a_whole_step(engine, files):
-    arguments = ["serve", files["linear"], files["eplb"], "--serving", files["step"], "--config", files["config"]]
-    first, second = engine.json(*arguments)["plans"]
-    assert first["gain"] == 0 and second["gain"] == pytest.approx(first["step_seconds"] / second["step_seconds"] - 1)
-    assert first["seconds_per_token"] == first["step_seconds"] >= first["bound_seconds"]
-    assert first["tokens_per_second_per_gpu"] == pytest.approx(32 / first["step_seconds"])
-    assert sum(first["parts"].values()) == pytest.approx(first["step_seconds"])
-    wide = engine.json(*arguments, "--travel", "copies:fp32:fp32")["plans"][0]
-    narrow = engine.json(*arguments, "--travel", "copies:fp8:bf16")["plans"][0]
-    assert narrow["parts"]["dispatch"] < wide["parts"]["dispatch"]
 
 
 @needs_tables
@@ -62,25 +49,6 @@ def test_balanced_routing_needs_no_recording(engine, files, tmp_path):
     assert figures["step_seconds"] == pytest.approx(figures["bound_seconds"], rel=0.01)
     assert engine.json("simulate", plan)["metrics"]["balancedness"] == pytest.approx(1)
     assert "balanced" in engine.refused("inspect", "balanced")
-
-
-def test_a_plan_for_the_tokens_of_a_step(engine, files, tmp_path):
-    plan, inputs = tmp_path / "plan.json", [*INPUTS[:2], "--cluster", files["cluster"], *INPUTS[4:]]
-    recorded = engine.json("simulate", files["linear"])["metrics"]["total"]
-    engine.text("plan", *inputs, "--system", "linear", "--serving", files["step"], "-o", plan)
-    here = engine.json("simulate", plan)["metrics"]
-    assert here["total"] < recorded
-    config = ["--config", files["config"], "--operators", "datasheet"]
-    (served,) = engine.json("serve", plan, "--serving", files["step"], *config)["plans"]
-    # The recording at the step is the step's: both simulate alike, but for how tokens scatter.
-    assert served["moe_seconds"] == pytest.approx(here["total"], rel=0.1)
-    message = engine.refused("plan", *inputs, "--system", "lancet", "--training", "usual", "--serving", files["step"])
-    assert "--serving is for inference of one model" in message
-
-
-@needs_tables
-def test_the_catalogue_lists_models_for_a_person_too(engine):
-    assert "deepseek-ai/DeepSeek-V3" in engine.text("catalogue")
 
 
 def test_a_name_of_the_catalogue_needs_no_file(engine, tmp_path):

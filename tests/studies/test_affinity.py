@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine import parallel, store
+from engine import parallel
 from engine.compare import affinity as study
 from engine.compare.affinity import (
-    KeepLimits,
     OutOfDistribution,
     SamplePoint,
     TokensEnough,
@@ -310,11 +309,3 @@ def test_deepseek_keeps_held_out_what_alternating_assignment_does() -> None:
     assert table.kept[0][0] > 0.39 and table.kept[1][1] > 0.33
     assert table.linear == pytest.approx((0.125, 0.125), abs=0.005)
     assert np.nanmin(table.against_own()) < 0.8  # here Table III's finding does not hold
-
-
-def test_limits_are_kept_as_they_are(tmp_path, monkeypatch):
-    monkeypatch.setenv("SWITCHYARD_DATA", str(tmp_path))
-    limits = np.array([0.1, 1 / 3, 1e17])
-    store.save_figures(KeepLimits(limits), "0" * 64, "2 groups")
-    assert store.load_figures(KeepLimits, "0" * 64, "2 groups").hops.tolist() == limits.tolist()
-    assert store.load_figures(KeepLimits, "0" * 64, "4 groups") is None

@@ -14,7 +14,6 @@ from engine.cluster import Cluster, Node
 from engine.compare import redundancy as study
 from engine.compare.judge import RESAMPLES, Judge, deviation, gain_of
 from engine.compare.redundancy import (
-    Knee,
     RedundancyPoint,
     Replication,
     counts_of,
@@ -200,32 +199,38 @@ def test_the_knee_where_nothing_is_noise(gains, slots, rule):
     assert (advised.slots, advised.rule) == (slots, rule)
 
 
-def test_a_gain_that_may_as_well_be_nothing_advises_no_spare_slots():
-    """8 % more, plus or minus twice 5 %."""
-    advised = knee(points(0.0, 0.04, 0.08, noise=ALTERNATING))
-    assert (advised.slots, advised.rule) == (4, "noise")
-    assert advised.reason == (
-        "the most that any number of spare slots brings may as well be nothing (+8.0 % with 8 slots, 95 % interval "
-        "-2.0 % to +18.0 %)"
-    )
-
-
-def test_what_cannot_be_told_from_nearly_the_most_is_enough():
-    """Nine tenths of 20 % are 4 % more than 14 %; that the noise of the two is of opposite sign leaves open."""
-    opposite = np.stack([ALTERNATING * 0, -ALTERNATING, ALTERNATING])
-    advised = knee(points(0.0, 0.14, 0.2, noise=opposite))
-    assert (advised.slots, advised.rule) == (6, "as good")
-    assert advised.reason == (
-        "the fewest whose gain cannot be told from 90 % of the most that any number brings (+20.0 % with 8 slots, 95 % "
-        "interval +10.0 % to +30.0 %)"
-    )
-
-
-def test_what_differs_alike_in_every_draw_is_told_apart():
-    """The same noise at both numbers: in every draw the larger one gains 6 % more, less a tenth of the noise."""
-    advised = knee(points(0.0, 0.14, 0.2, noise=ALTERNATING))
-    assert (advised.slots, advised.rule) == (8, "enough")
-    assert advised.reason.startswith("the fewest that bring 90 % of the most that any number brings (+20.0 % with 8 slots")
+@pytest.mark.parametrize(
+    ("gains", "signs", "slots", "rule", "reason"),
+    [
+        (  # 8 % more, plus or minus twice 5 %
+            (0.0, 0.04, 0.08),
+            (0, 1, 1),
+            4,
+            "noise",
+            "the most that any number of spare slots brings may as well be nothing (+8.0 % with 8 slots, 95 % interval -2.0 % "
+            "to +18.0 %)",
+        ),
+        (  # nine tenths of 20 % are 4 % more than 14 %; that the noise of the two is of opposite sign leaves open
+            (0.0, 0.14, 0.2),
+            (0, -1, 1),
+            6,
+            "as good",
+            "the fewest whose gain cannot be told from 90 % of the most that any number brings (+20.0 % with 8 slots, 95 % "
+            "interval +10.0 % to +30.0 %)",
+        ),
+        # The same noise at both numbers: in every draw the larger one gains 6 % more, less a tenth of the noise.
+        (
+            (0.0, 0.14, 0.2),
+            (0, 1, 1),
+            8,
+            "enough",
+            "the fewest that bring 90 % of the most that any number brings (+20.0 % with ",
+        ),
+    ],
+)
+def test_the_knee_where_there_is_noise(gains, signs, slots, rule, reason):
+    advised = knee(points(*gains, noise=np.outer(signs, ALTERNATING)))
+    assert (advised.slots, advised.rule) == (slots, rule) and advised.reason.startswith(reason)
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -234,12 +239,6 @@ def test_more_noise_never_advises_more_slots(gains, seed, size, more):
     noise = size * np.random.default_rng(seed).standard_normal((len(gains) + 1, RESAMPLES))
     fewer, advised = (knee(points(0.0, *gains, noise=scale * noise)).slots for scale in (more, 1.0))
     assert fewer <= advised <= knee(points(0.0, *gains)).slots
-
-
-def test_advice_and_points_survive_json():
-    advised, (_, point) = knee(points(0.0, 0.09, 0.1)), points(0.0, 0.5, noise=0.01)
-    assert Knee.from_json(advised.to_json(), "advice") == advised
-    assert RedundancyPoint(**point.to_dict()) == point
 
 
 MODEL = MoEModel(name="m", layers=3, dense_layers=(0,), experts=4, experts_per_token=1, d_model=64, d_ff=256)

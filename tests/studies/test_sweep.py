@@ -119,16 +119,6 @@ def test_the_forward_pass_ends_with_its_last_part() -> None:
     assert forward_seconds(timeline, frozenset(("head", "loss"))) == 4.0
 
 
-def test_a_longer_range_and_more_parts_never_hurt_the_forward_pass() -> None:
-    """Lancet chooses among all ranges up to the limit; estimated and simulated forward pass are the same time."""
-    points = points_of(problem_of(), "range", [0, 4, 5, 6, 8, 12, 1000])
-    few, many = ([point.forward for point in points if point.series == f"up to {parts} parts"] for parts in (2, 4))
-    for series in (few, many):
-        assert (np.diff(series) <= 1e-12).all()
-        assert series[-1] < series[0]
-    assert (np.array(many) <= np.array(few) + 1e-12).all()
-
-
 def test_smaller_micro_ops_are_more_and_shorter() -> None:
     sizes = [0.1, 0.15, 0.3, 1.0]
     points = points_of(problem_of(), "micro_op", sizes, {"pipelining": False, "packing": "off"})[: len(sizes)]
