@@ -21,19 +21,6 @@ def python_m_engine(*arguments: object, **more: object) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, "-m", "engine", *map(str, arguments)], cwd=ROOT, **pipes, **more)
 
 
-def test_from_recording_to_comparison_in_real_processes(tmp_path, warm_python):
-    def run(*arguments: object) -> str:
-        process = python_m_engine(*arguments)
-        out, errors = process.communicate()
-        assert process.returncode == 0, errors
-        return out
-
-    path = tmp_path / "plan.json"
-    assert json.loads(run("plan", *INPUTS, "--system", "sjf", "-o", path, "--json"))["saved"] == str(path)
-    assert "simulated" in run("simulate", path)
-    assert json.loads(run("compare", path, path, "--json"))["plans"][1]["speedup"] == 1.0
-
-
 def test_a_reader_that_has_seen_enough_is_no_error(warm_python):
     process = python_m_engine("inspect", *[RECORDING] * 40)
     process.stdout.close()

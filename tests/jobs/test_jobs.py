@@ -142,14 +142,6 @@ def test_a_recycled_process_id_is_not_taken_for_the_worker(tmp_path):
     assert job.state is State.FAILED
 
 
-@pytest.mark.clock
-def test_a_job_whose_worker_never_came_has_failed_after_a_while(tmp_path):
-    job = by_hand(tmp_path)
-    assert job.state is State.STARTING and job.elapsed < 5
-    (job.folder / protocol.REQUEST).write_text(job.request.model_copy(update={"created": 0.0}).to_json())
-    assert job.state is State.FAILED
-
-
 @pytest.mark.parametrize("hours", [-1, 1])
 def test_a_clock_that_is_set_leaves_no_job_starting(tmp_path, monkeypatch, hours):
     job = by_hand(tmp_path)

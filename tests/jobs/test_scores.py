@@ -46,31 +46,16 @@ def arguments_of(problem: Problem, **more) -> dict:
 # A problem as arguments
 
 
-def test_a_problem_survives_being_arguments():
+def test_a_problem_survives_being_arguments_and_what_is_gone_is_said():
     alpha, beta = sample_problem("alpha-code", tokens=300), sample("beta-man", 200)
     in_use = run(SYSTEMS["eplb"], alpha, {"time_limit": 0.1}).result.solution.placement
-    problem = make_problem(
-        alpha.workload,
-        EIGHT,
-        alpha.model,
-        alpha.cost,
-        (beta, sample_model("beta")),
-        (sample("alpha-man", 100), sample("alpha-prose", 100)),
-        in_use,
-    )
-    again = problem_from(arguments_of(problem))
-    assert input_digests(again) == input_digests(problem)
-    assert {"workload_b", "model_b", "workload_also_1", "in_use"} <= set(input_digests(again))
-    assert again.in_use == in_use and again.second.model == sample_model("beta")
-    assert [other.name for other in again.others] == ["alpha-man", "alpha-prose"]
-    plain = problem_from(arguments_of(alpha))
-    assert plain.second is None and plain.in_use is None and plain.others == ()
-
-
-def test_a_traffic_matrix_survives_being_arguments_and_what_is_gone_is_said():
-    problem = problem_of(TrafficMatrix("bytes", np.ones((2, 4, 4)), 8.0), FOUR)
-    arguments = arguments_of(problem)
-    assert input_digests(problem_from(arguments)) == input_digests(problem)
+    others = sample("alpha-man", 100), sample("alpha-prose", 100)
+    problem = make_problem(alpha.workload, EIGHT, alpha.model, alpha.cost, (beta, sample_model("beta")), others, in_use)
+    assert {"workload_b", "model_b", "workload_also_1", "in_use"} <= set(input_digests(problem))
+    traffic = problem_of(TrafficMatrix("bytes", np.ones((2, 4, 4)), 8.0), FOUR)
+    for case in (problem, alpha, traffic):
+        assert input_digests(problem_from(arguments_of(case))) == input_digests(case)
+    arguments = arguments_of(traffic)
     for missing in ({"workload": "0" * 64}, {"others": ["0" * 64]}):
         with pytest.raises(InputError, match="no longer in the data folder"):
             problem_from(arguments | missing)

@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,7 @@ from engine.store.problems import as_json, problem_arguments, save_recordings
 from engine.systems import SYSTEMS, run
 from engine.training import TrainingStep, balanced_load, usual_step
 from engine.workload import ExpertLoad, RoutingTrace
-from tests.cases.jobs import WORKER, until
+from tests.cases.jobs import until
 from tests.cases.problems import small
 from tests.jobs.asking import FakeContext, in_json
 from tests.strategies import cluster_of, make_gpu, make_model
@@ -58,38 +57,10 @@ def affinity_of(workload: str, *others: str, **more: Any) -> dict[str, Any]:
     return asked | more
 
 
-@pytest.fixture
-def start(own_data_folder: Path, warm_python: None) -> Iterator[Callable[[str, dict[str, Any]], Job]]:
-    """Start jobs, and kill those that still run at the end."""
-    started = []
-
-    def begin(kind: str, arguments: dict[str, Any], **more: str) -> Job:
-        started.append(runner.start(kind, arguments, store.data_folder(), **more))
-        return started[-1]
-
-    yield begin
-    for job in started:
-        runner.cancel(job, grace=0)
-        assert runner.wait(job, 5).finished
-
-
-def test_an_affinity_study_reports_and_returns_both_parts(start) -> None:
-    job = start("affinity", affinity_of(recording(0), recording(1), sizes=[100, 500], seeds=2))
-    assert runner.wait(job, 30) is State.DONE, job.log_tail()
-    answer = read_answer(job)
-    tokens, others = answer.tokens, answer.others
-    assert tokens.complete and others.complete
-    assert tokens.first_choice and tokens.gpus == others.gpus == 4
-    assert [point.tokens for point in tokens.points] == [500, 100, 100]
-    assert others.names == ("chains-0", "chains-1")
-    done = [report.done for report in job.history]
-    assert done == sorted(done) and 0.9 < done[-1] < 1
-    assert job.history[-1].message == "planning on chains-1"
-
-
 @pytest.mark.clock
-def test_a_stopped_study_keeps_its_points(start) -> None:
-    job = start("affinity", affinity_of(recording(0), sizes=[*range(10, 490, 2)], seeds=20, time_limit=0.5))
+def test_a_stopped_study_keeps_its_points(start, warm_python) -> None:
+    asked = affinity_of(recording(0), sizes=[*range(10, 490, 2)], seeds=20, time_limit=0.5)
+    job = start("affinity", asked, store.data_folder(), "engine.jobs.worker")
     until(lambda: job.result and job.result["tokens"]["points"], timeout=30)
     begin = time.monotonic()
     runner.cancel(job, grace=5)
@@ -130,17 +101,6 @@ def test_a_sweep_returns_points_with_plans_that_take_what_they_say(tmp_path: Pat
     done = [report.done for report in history]
     assert done == sorted(done)
     assert history[-1].incumbent == min(candidate["point"]["total"] for candidate in candidates[:-1])
-
-
-def test_a_stopped_sweep_keeps_its_points(start) -> None:
-    values = [0.1 + step / 100 for step in range(64)]
-    job = start("sweep", sweep_of(step_of(layers=12), "micro_op", values))
-    until(lambda: job.result and len(job.result["candidates"]) >= 2)
-    runner.cancel(job, grace=10)
-    assert runner.wait(job, 20) is State.CANCELLED
-    kept = job.result["candidates"]
-    assert 2 <= len(kept) < job.result["of"]
-    assert [candidate["point"]["value"] for candidate in kept] == values[: len(kept)]
 
 
 def test_what_cannot_be_studied_or_swept_is_refused(tmp_path: Path) -> None:
@@ -220,9 +180,9 @@ def sweep_of_half_a_minute() -> dict[str, Any]:
 def long_study(start, cold_python: None, request: pytest.FixtureRequest) -> Job:
     """A study of 60 points that is past its first seconds: processes of its own do the points."""
     if request.param == "sweep":
-        job = start("sweep", sweep_of_half_a_minute())
+        job = start("sweep", sweep_of_half_a_minute(), store.data_folder(), "engine.jobs.worker")
     else:
-        job = start("study", {"steps": 60, "pause": 0.3}, module=WORKER)
+        job = start("study", {"steps": 60, "pause": 0.3})
     # The worker, the tracker and the server of its processes, and those themselves.
     until(lambda: len(processes_of(job)) >= 5, timeout=30)
     until(lambda: len(points_of(job)) >= 3, timeout=30)

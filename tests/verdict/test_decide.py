@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from engine.compare.evidence import Evidence, Move, Thresholds, decide
 from engine.compare.held_out import HeldOut
-from engine.compare.verdict import Judgement, verdict_from
-from engine.compare.wording import RULES, WORDS, reasons
+from engine.compare.wording import RULES, reasons
 from tests.cases.examples import examples
 
 LIMITS = Thresholds()
@@ -113,14 +112,6 @@ def test_a_move_that_never_pays_is_not_one_of_which_nothing_is_known():
     assert shown == {"never": (None, True, False), "unknown": (None, False, False)}
 
 
-def test_more_confidence_asks_for_more():
-    """95 % of a normal distribution lie within 1.96, 99 % within 2.58 standard errors."""
-    case = evidence(parts=(part(0.2, error=0.09),))
-    assert case.interval(0.95) == pytest.approx((0.2 - 1.96 * 0.09, 0.2 + 1.96 * 0.09), abs=1e-4)
-    assert word(case, confidence=0.95) == "do-it"
-    assert word(case, confidence=0.99) == "cannot-say"
-
-
 def test_the_error_of_a_mean_of_independent_parts():
     case = evidence(parts=(part(0.1, error=0.03), part(0.3, error=0.04, name="c")))
     assert case.gain == pytest.approx(0.2) and case.error == pytest.approx(0.05 / 2)
@@ -193,30 +184,6 @@ def test_the_docs_have_every_threshold_with_its_value():
     text = (Path(__file__).resolve().parents[2] / "docs" / "verdict.md").read_text()
     for name, field in Thresholds.model_fields.items():
         assert f"| `{name}` | {field.default:g} |" in text
-
-
-@pytest.mark.parametrize(
-    ("limits", "expected"),
-    [
-        ({}, "try it"),
-        ({"gain": 0.02}, "do it"),
-        ({"worst_gain": 0.04}, "try it"),
-        ({"try_gain": 0.04}, "not now"),
-        ({"break_even_minutes": 0.05}, "not now"),
-        ({"memory": 0.4}, "not now"),
-        ({"tokens_per_expert": 101}, "cannot say yet"),
-        ({"gain": 0.02, "confidence": 0.99}, "cannot say yet"),
-    ],
-)
-def test_kept_evidence_is_decided_by_any_thresholds(limits, expected):
-    """A gain of 3 ± 1.3 %: 95 % lie within 2.55 %, 99 % within 3.35 %."""
-    kept = Judgement(evidence=evidence(0.03, error=0.013), thresholds=Thresholds(**limits))
-    read = Judgement.from_json(kept.to_json(), "kept")
-    assert read == kept and read.verdict == kept.verdict == verdict_from(kept.evidence, kept.thresholds)
-    assert WORDS[read.verdict.verdict] == expected
-    thresholds = {criterion.name: criterion.threshold for criterion in read.verdict.criteria}
-    confidence = read.verdict.confidence
-    assert thresholds | {"confidence": confidence} == kept.thresholds.model_dump()
 
 
 gains = st.floats(-0.5, 2.0)

@@ -109,13 +109,6 @@ def test_a_system_that_refuses_a_recording_leaves_open_what_it_would_gain():
     assert verdict.persistence in (None, pytest.approx(in_time.gain / (in_time.made_for_it or 1)))
 
 
-def test_what_is_deployed_already_is_not_now():
-    plan = laid_out("plan", APART, made_from=A)
-    verdict = verdict_of(plan.model_copy(update={"name": "again"}), problem_of(A), [A, B], deployed=plan)
-    assert verdict.verdict == "not-now" and verdict.gain_held_out is None
-    assert verdict.reasons == ("The plan does exactly what is deployed, so there is nothing to win.",)
-
-
 SILENT = loads("silent", [3000.0, 3000.0, 1000.0, 1000.0], [0.0] * 4)
 FEW = [ExpertLoad(name, load / 100, (1,)) for name, load in (("a", A.load), ("b", B.load))]
 
