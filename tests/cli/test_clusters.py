@@ -96,7 +96,6 @@ def test_the_command_line_refuses_what_makes_no_sense(engine, saved, shared, tmp
 
 @pytest.fixture
 def engine(capsys, monkeypatch) -> CommandLine:
-    """Commands on a machine with a PyTorch without a GPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     return CommandLine(capsys)
 

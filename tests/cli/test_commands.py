@@ -1,15 +1,18 @@
 """The command line as a person and as a script use it: answers, exit codes, and one clear line for every bad input."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from engine.cli import main
+from engine.cli import main, plan
 from engine.cluster import Cluster
+from engine.formats import read_plan
 from engine.goal import Goal
 from engine.systems import SYSTEMS
 from tests.cases.cli import CLUSTER, INPUTS, MODEL, RECORDING, ROOT, SAMPLES, error_line
@@ -64,7 +67,6 @@ def test_a_cost_profile_is_used_and_named(engine, tmp_path):
 
 
 def of_traffic(folder: Path, matrix: Path) -> list:
-    """The options for a matrix of traffic between eight GPUs."""
     model = json.loads(MODEL.read_text()) | {"layers": 1, "experts": 8}
     (folder / "model.json").write_text(json.dumps(model))
     return ["--workload", matrix, "--cluster", CLUSTER, "--model", folder / "model.json"]
@@ -119,7 +121,6 @@ REFUSED = [
 
 
 def words_of(command: str, folder: Path) -> list[str]:
-    """The command's words, once the files that it names are there."""
     (folder / "hole.csv").write_text("0,1,2\n3,0,\n5,6,0\n")
     (folder / "broken.json").write_text('{"name": "x",\n "nodes": [}')
     (folder / "data").mkdir()
@@ -197,3 +198,59 @@ def test_efficiency_without_measurements_fits_nothing(engine, tmp_path):
     profile = tmp_path / "profile.json"
     profile.write_text(json.dumps({"name": "x", "origin": "y", "network": {"alpha": 1e-5, "beta": 1e-9}}))
     assert "how many sends met" in engine.refused("efficiency", "--cluster", CLUSTER, "--measured", profile)
+
+
+# In processes of their own: signals, and readers that go away.
+
+
+def python_m_engine(*arguments: object, **more: object) -> subprocess.Popen:
+    """A process with text in pipes. more: of `subprocess.Popen`"""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, "-m", "engine", *map(str, arguments)], cwd=ROOT, **pipes, **more)
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(warm_python):
+    process = python_m_engine("inspect", *[RECORDING] * 40)
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    assert process.wait(20) == 0
+
+
+@pytest.mark.parametrize(
+    ("number", "python"), [(signal.SIGINT, "cold_python"), (signal.SIGTERM, "warm_python")], ids=["Ctrl-C", "SIGTERM"]
+)
+@pytest.mark.clock
+def test_planning_that_is_broken_off_still_answers(tmp_path, request, number, python):
+    request.getfixturevalue(python)
+    experts = np.random.default_rng(1).integers(0, 32, (1500, 20, 2)).astype(np.int16)
+    np.savez(tmp_path / "log.npz", experts=experts)
+    model = json.loads(MODEL.read_text()) | {"layers": 20, "experts": 32, "experts_per_token": 2}
+    (tmp_path / "model.json").write_text(json.dumps(model))
+    inputs = ["--workload", tmp_path / "log.npz", "--cluster", CLUSTER, "--model", tmp_path / "model.json"]
+    path = tmp_path / "plan.json"
+    asked = ["--system", "aurora", "--set", "time_limit=600", "-o", path, "--json"]
+    process = python_m_engine("plan", *inputs, *asked, bufsize=0)
+    seen = ""
+    while "placing layer 2" not in seen:
+        seen += process.stderr.read(1)
+        assert len(seen) < 10_000 and process.poll() is None, seen
+    process.send_signal(number)
+    begin = time.monotonic()
+    out, _ = process.communicate(timeout=20)
+    assert time.monotonic() - begin < 3
+    (row,) = json.loads(out)["plans"]
+    assert process.returncode == 0 and row["status"] == "CANCELLED" and read_plan(path).id == row["id"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+def test_a_signal_while_a_plan_is_saved_does_not_lose_it(tmp_path, monkeypatch, number):
+    write = plan.write
+
+    def interrupted(path: Path, text: str) -> None:
+        signal.raise_signal(number)
+        write(path, text)
+
+    monkeypatch.setattr(plan, "write", interrupted)
+    path = tmp_path / "plan.json"
+    assert main(["plan", *map(str, INPUTS), "--system", "linear", "-o", str(path)]) == 0
+    assert read_plan(path).provenance.optimiser == "linear"

@@ -17,7 +17,6 @@ STEP = {"batch": 4, "sequence_length": 32, "heads": 2, "dense_d_ff": 512, "vocab
 
 @pytest.fixture
 def inputs(tmp_path) -> list:
-    """A tiny model on the mixed cluster, and a step."""
     (tmp_path / "step.json").write_text(json.dumps(STEP))
     return ["--cluster", CLUSTER, "--model", MODEL, "--training", tmp_path / "step.json"]
 
@@ -76,7 +75,6 @@ def test_a_training_plan_is_launched_with_the_step_that_it_was_made_for(engine, 
 
 @pytest.fixture
 def row_inputs(tmp_path) -> list:
-    """Two layers of the sample with two experts per token."""
     with np.load(SAMPLES / "tiny-moe" / "beta-code.npz") as recorded:
         np.savez(tmp_path / "beta.npz", experts=recorded["experts"][::16, :2], sequence=recorded["sequence"][::16])
     model = json.loads((SAMPLES / "tiny-moe-beta.json").read_text()) | {"layers": 2}

@@ -97,14 +97,12 @@ PROSE, MAN = (SAMPLES / "tiny-moe" / f"alpha-{text}.npz" for text in ("prose", "
 
 @pytest.fixture
 def eplb_plan(engine, tmp_path):
-    """EPLB's for the shipped recording of code."""
     asked = ["--system", "eplb", "--set", "algorithm=eplb", "--set", "slots=even"]
     engine.text("plan", *INPUTS, *asked, "-o", tmp_path / "eplb.json")
     return tmp_path / "eplb.json"
 
 
 def paid(text: str) -> str:
-    """The value of until the move pays off, in the table of criteria."""
     (line,) = (line for line in text.splitlines() if line.startswith("until the move pays off"))
     return line.removeprefix("until the move pays off").split("at most")[0].strip()
 

@@ -4,9 +4,6 @@ import numpy as np
 import pytest
 
 from engine.formats import read_workload
-from engine.plan import Placement, Plan, SendOrder
-from engine.result import Provenance
-from tests.cases import tensorrt_llm
 from tests.cases.recordings import SAMPLES
 
 BETA = SAMPLES / "beta-man.npz"
@@ -57,16 +54,12 @@ def test_fix_folds_slots_with_the_plan_that_ran(engine, tmp_path):
     trace = read_workload(BETA)
     rng = np.random.default_rng(0)
     slots = np.stack([rng.permutation(np.r_[0:16, 0:4]) for _ in range(8)])
-    ran = Plan(
-        name="ran",
-        placement=Placement.from_slots(slots, np.full(4, 5), 16, tuple(range(8))),
-        send_order=SendOrder(mode="concurrent"),
-        provenance=Provenance(optimiser="file"),
-    )
-    (tmp_path / "ran.json").write_text(ran.to_json())
+    lines = ["num_slots: 20", "layer_updates_per_iter: 0", "initial_global_assignments:"]
+    lines += [f"  {layer}: {row.tolist()}" for layer, row in enumerate(slots)]
+    (tmp_path / "ran.yaml").write_text("\n".join(lines))
     slot = np.stack([[row.tolist().index(expert) for expert in range(16)] for row in slots])
     np.savez(tmp_path / "slots.npz", experts=slot[np.arange(8)[:, None], trace.experts], num_experts=20)
-    named = ["--model", MODEL, "--deployed", tmp_path / "ran.json"]
+    named = ["--model", MODEL, "--deployed", tmp_path / "ran.yaml"]
     answer = engine.json("inspect", tmp_path / "slots.npz", *named, "--fix")
     assert answer["checks"][0]["code"] == "slot-ids"
     assert answer["mended"]["done"] == ["Folded 20 slots to 16 experts."]
@@ -117,20 +110,3 @@ def test_what_cannot_be_mended_or_converted_is_refused_and_writes_nothing(engine
     for arguments, says in REFUSED:
         assert says in engine.refused(*(argument.format(**names) for argument in arguments))
     assert [path for path in tmp_path.iterdir() if path.is_file()] == [profiled]
-
-
-def test_tensorrt_llms_slots_are_folded_by_the_plan_that_ran(engine, tmp_path):
-    """Four experts in six slots: 0 and 2 twice in layer 1, 1 and 3 in layers 2 and 3."""
-    slots = {1: [0, 1, 2, 3, 0, 2], 2: [3, 2, 1, 0, 1, 3], 3: [1, 3, 0, 1, 2, 3]}
-    counts = {1: [5, 7, 1, 2, 4, 1], 2: [1, 2, 3, 4, 5, 5], 3: [9, 1, 3, 3, 3, 1]}
-    folder = tensorrt_llm.recording(tmp_path / "run", [{f"0_{layer}": row for layer, row in counts.items()}], experts=6)
-    lines = ["num_slots: 6", "layer_updates_per_iter: 0", "initial_global_assignments:"]
-    (tmp_path / "plan.yaml").write_text("\n".join([*lines, *(f"  {layer}: {row}" for layer, row in slots.items()), ""]))
-    (tmp_path / "model.json").write_text(tensorrt_llm.MODEL.to_json())
-    named = ["--model", tmp_path / "model.json", "--deployed", tmp_path / "plan.yaml"]
-    assert engine.json("inspect", folder, *named)["experts"] == 4
-    engine.json("convert", folder, *named, "-o", tmp_path / "folded.npz")
-    folded = read_workload(tmp_path / "folded.npz")
-    assert folded.load.tolist() == [[9, 7, 2, 2], [4, 8, 2, 6], [3, 12, 3, 2]]
-    assert folded.model_layers == (1, 2, 3)
-    assert "--model" in engine.refused("inspect", folder, *named[2:])

@@ -40,7 +40,6 @@ def files(tmp_path_factory) -> Files:
 
 @pytest.fixture
 def pair(engine, files, tmp_path) -> Path:
-    """A plan of two models; its inputs are in the data folder too."""
     path = tmp_path / "pair.json"
     engine.json("plan", *files.first, *files.second, "--system", "linear", "-o", path)
     return path
@@ -48,7 +47,6 @@ def pair(engine, files, tmp_path) -> Path:
 
 @pytest.fixture
 def coherent(engine, files, tmp_path) -> Path:
-    """A plan that keeps tokens at their experts."""
     path = tmp_path / "coherent.json"
     engine.json("plan", *files.first, "--system", "exflow", *SHORT, "-o", path)
     return path

@@ -11,7 +11,6 @@ from tests.cases.jobs import WORKER
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts jobs of `tests/jobs/handlers.py`, or of another module; those that still run at the end are killed."""
     started = []
 
     def begin(kind: str, arguments: dict | None = None, root: Path = tmp_path, module: str = WORKER, **more: bool) -> Job:

@@ -104,7 +104,6 @@ def test_a_studio_that_starts_goes_on_with_the_queue_of_one_that_went_down(tmp_p
 
 
 def by_hand_in_queue(root: Path, number: str) -> Job:
-    """A job that joined the queue and then lost its process."""
     job = by_hand(root)
     folder = job.folder.with_name(job.id.replace("20250102", f"2025010{number}"))
     job.folder.rename(folder)
@@ -154,7 +153,6 @@ def test_a_slot_is_free_again_however_its_holder_ends(tmp_path):
 
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
-    """A job on which this process works."""
     job = by_hand(tmp_path)
     write_pid(job.folder, os.getpid())
     return job

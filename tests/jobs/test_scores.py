@@ -9,17 +9,15 @@ import pytest
 from engine import store
 from engine.compare.figures import metrics
 from engine.errors import InputError
-from engine.jobs import runner, scores
-from engine.jobs.runner import State
+from engine.jobs import scores
 from engine.placement.transitions import transitions
-from engine.plan import Plan, Travel
+from engine.plan import Plan
 from engine.problem import Problem, make_problem
 from engine.provenance import input_digests
 from engine.simulate import simulate
 from engine.simulate.two_phase import SCHEMES, TwoPhaseOptions, two_phase
 from engine.store.problems import problem_arguments, problem_from
 from engine.systems import SYSTEMS, run
-from engine.systems.joint import instance_of
 from engine.systems.pieces import to_placement
 from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix, Workload
 from tests.cases.samples import EIGHT, chained, problem_of, sample, sample_model, sample_problem
@@ -28,15 +26,12 @@ from tests.oracles.placing import check_joint
 from tests.oracles.plans import check_plan
 from tests.strategies import cluster_of, make_gpu
 
-pytestmark = pytest.mark.usefixtures("warm_python")
-
 find_front, lina_study, score_matrix = map(in_json, (scores.find_front, scores.lina_study, scores.score_matrix))
 
 FOUR = cluster_of(*[make_gpu()] * 4)
 
 
 def arguments_of(problem: Problem, **more) -> dict:
-    """The arguments of a job on recordings that are kept, by way of JSON."""
     second = [] if problem.second is None else [problem.second.workload]
     for recording in (problem.workload, *problem.others, *second):
         store.save_workload(recording)
@@ -68,7 +63,6 @@ THREE = cluster_of(*[make_gpu()] * 3)
 
 
 def front_problem(*others: RoutingTrace) -> Problem:
-    """Small enough for the clock to have no say."""
     return problem_of(chained(0, 300, 4, 6, 0.6), THREE, others=others)
 
 
@@ -103,26 +97,6 @@ def test_no_point_of_the_front_beats_another_and_each_is_a_plan_kept_as_soon_as_
     assert len({candidate["plan_id"] for candidate in candidates}) == len(set(points)) == len(candidates)
     shares = [candidate["kept_share"] for candidate in candidates]
     assert shares == sorted(shares, reverse=True)
-
-
-def test_a_front_of_rows_where_rows_are_shared():
-    pairs = []
-    for seed in range(2):  # popular experts fire together, so that few rows and even load do not go together
-        rng = np.random.default_rng(seed)
-        first = rng.choice(6, (300, 3), p=[0.3, 0.3, 0.1, 0.1, 0.1, 0.1])
-        partner = np.where(rng.random((300, 3)) < 0.7, first ^ 1, (first + 2) % 6)
-        pairs.append(RoutingTrace(f"pairs {seed}", np.stack([first, partner], axis=2).astype(np.int16), 6))
-    problem = replace(problem_of(pairs[0], THREE, others=(pairs[1],)), travel=Travel(unit="gpu"))
-    instance = instance_of(problem)
-    candidates = strict(find_front(arguments_of(problem, **FRONT | {"time_limit": 5.0}), FakeContext()))["candidates"]
-    rows, balance = ([candidate[key] for candidate in candidates] for key in ("rows", "balancedness"))
-    assert len(candidates) > 1 and rows == sorted(rows) and balance == sorted(balance)
-    for candidate in candidates:
-        plan = Plan.from_dict(candidate["plan"], "plan")
-        place = plan.placement.gpu_of_expert
-        assert plan.travel == problem.travel
-        assert candidate["rows"] == max(instance.rows(place) / [900, 900])
-        assert candidate["metrics"]["total"] == pytest.approx(check_plan(plan, problem))
 
 
 def test_a_stopped_front_has_what_it_found():
@@ -263,16 +237,3 @@ def test_what_cannot_be_simulated_is_refused_by_name():
 
 
 # As a real job
-
-
-def test_a_study_as_a_real_job():
-    arguments = arguments_of(lina_problem(), profile=None, lengths=[1, 2], options=OPTIONS)
-    job = runner.start("lina", arguments, store.data_folder())
-    try:
-        wanted = strict(lina_study(arguments, FakeContext()))
-        assert runner.wait(job, 30) is State.DONE, job.log_tail()
-        assert job.result == wanted
-        assert [report.message for report in job.history] == ["path length 1", "path length 2"]
-    finally:
-        runner.cancel(job, grace=0)
-        assert runner.wait(job, 5).finished

@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +15,31 @@ from engine import store
 from engine.catalogue import cluster_presets
 from engine.compare.capacity import capacity, parts_of
 from engine.compare.contention import contention_curve, ordered, pays_from
+from engine.compare.evidence import Thresholds
 from engine.compare.sensitivity import parameters_of, sensitivity
-from engine.compare.sweep import SweepPoint
+from engine.compare.verdict import Judgement
 from engine.compare.what_if import Change, changed
 from engine.costs import Datasheet
-from engine.errors import InputError
-from engine.jobs import protocol, runner, studies
+from engine.errors import InputError, StoppedError
+from engine.jobs import judgements, protocol, runner, studies
 from engine.jobs.kinds import read_answer
-from engine.jobs.protocol import Context
+from engine.jobs.protocol import Context, replace_result
 from engine.jobs.runner import MARK, Job, State
 from engine.model import MoEModel
 from engine.parallel.processes import processors
 from engine.plan import Plan
 from engine.problem import Problem, make_problem
+from engine.serving.sizes import TransformerSizes, usual_sizes
 from engine.simulate import simulate
 from engine.store.problems import as_json, problem_arguments, save_recordings
-from engine.systems import SYSTEMS, run
+from engine.systems import SYSTEMS, run, usual_plan
 from engine.training import TrainingStep, balanced_load, usual_step
 from engine.workload import ExpertLoad, RoutingTrace
-from tests.cases.jobs import until
+from tests.cases.jobs import by_hand, until
 from tests.cases.problems import small
+from tests.cases.samples import sample_problem
 from tests.jobs.asking import FakeContext, in_json
+from tests.jobs.handlers import LooseAnswer
 from tests.strategies import cluster_of, make_gpu, make_model
 
 two_processors = pytest.mark.skipif(processors() < 2, reason="one processor does all points in one process")
@@ -85,34 +89,13 @@ def sweep_of(problem: Problem, kind: str, values, **settings: Any) -> dict[str, 
     return problem_arguments(problem) | {"sweep": {"kind": kind, "values": list(values), "settings": settings}}
 
 
-def test_a_sweep_returns_points_with_plans_that_take_what_they_say(tmp_path: Path) -> None:
-    problem = step_of()
-    asked = sweep_of(problem, "degree", [1, 2, 3], orders=["dispatch-first"])
-    result = in_json(studies.sweep_study)(asked, Context(tmp_path))
-    candidates = result["candidates"]
-    assert len(candidates) == result["of"] == 4 and result["cost_source"] == problem.cost_source
-    for candidate in candidates:
-        point, plan = SweepPoint(**candidate["point"]), Plan.from_dict(candidate["plan"], "plan")
-        assert plan.id == point.plan_id and plan.claim.objective == point.total
-        assert simulate(plan, problem).total == point.total
-        assert candidate["status"] == plan.claim.status.value and candidate["runtime"] > 0
-    assert [candidate["point"]["value"] for candidate in candidates] == [1, 2, 3, None]
-    history = protocol.read_progress(tmp_path)
-    done = [report.done for report in history]
-    assert done == sorted(done)
-    assert history[-1].incumbent == min(candidate["point"]["total"] for candidate in candidates[:-1])
-
-
 def test_what_cannot_be_studied_or_swept_is_refused(tmp_path: Path) -> None:
     loads = store.save_workload(ExpertLoad("loads", np.ones((4, 8)), (0, 1, 2, 3)))
     for study, asked, said in (
         (studies.affinity_study, affinity_of(loads), "loads has no tokens"),
         (studies.affinity_study, affinity_of(recording(0), loads), "loads has no tokens"),
         (studies.affinity_study, affinity_of(recording(0), gpus=3), "over 3 GPUs"),
-        (studies.affinity_study, affinity_of(recording(0, layers=1)), "single layer"),
         (studies.sweep_study, sweep_of(step_of(), "degree", [0]), "pipeline degrees: 0 is not between 1 and 16"),
-        (studies.sweep_study, sweep_of(step_of(training=False), "degree", [1]), "inference"),
-        (studies.sweep_study, sweep_of(step_of(), "micro_op", []), "at least one value"),
     ):
         with pytest.raises(InputError, match=said):
             in_json(study)(asked, Context(tmp_path))
@@ -190,7 +173,6 @@ def long_study(start, cold_python: None, request: pytest.FixtureRequest) -> Job:
 
 
 def points_of(job: Job) -> list[float]:
-    """The points that a long study has done so far."""
     result = job.result or {"done": []}
     return result["done"] if "done" in result else [row["point"]["value"] for row in result["candidates"]]
 
@@ -229,3 +211,66 @@ def test_a_killed_worker_takes_its_processes_along(long_study):
     os.kill(protocol.living_worker(long_study.folder).pid, signal.SIGKILL)
     assert runner.wait(long_study, 5) is State.FAILED
     until(lambda: not processes_of(long_study), timeout=3)
+
+
+# Verdicts
+
+verdict, redundancy_study = in_json(judgements.verdict), in_json(judgements.redundancy_study)
+
+
+@pytest.fixture
+def judged(own_data_folder: Path) -> Problem:
+    problem = sample_problem("alpha-code", tokens=4000)
+    save_recordings(problem)
+    return problem
+
+
+def verdict_arguments(problem: Problem, **more) -> dict:
+    systems = {"plan": "round-robin", "deployed": "linear"}
+    plans = {role: usual_plan(SYSTEMS[name], problem)[0].model_dump(mode="json") for role, name in systems.items()}
+    settings = {"recordings": [problem.workload.digest], "thresholds": {"gain": 0.2}}
+    return problem_arguments(problem) | plans | settings | more
+
+
+def test_a_verdict_in_a_whole_step(judged: Problem, tmp_path: Path) -> None:
+    sizes = usual_sizes(judged.model)
+    step = {"phase": "decode", "sequences": 8, "context": 128, "output": 16}
+    serving = {"step": step, "sizes": sizes.model_dump(mode="json", exclude_none=True), "config": None}
+    h100 = problem_arguments(replace(judged, cluster=cluster_presets()["hgx-h100-8"].cluster))
+    told = verdict(verdict_arguments(judged) | h100 | {"serving": serving}, Context(tmp_path))
+    assert told["evidence"]["unit"] == "a whole decode step of 8 sequences per GPU"
+    assert TransformerSizes.from_dict(serving["sizes"], "sizes") == sizes
+
+
+def test_a_finished_verdict_is_decided_again_from_its_evidence_unless_an_older_version_made_it(
+    judged: Problem, own_data_folder: Path
+) -> None:
+    job = by_hand(own_data_folder)
+    with pytest.raises(InputError, match="wait for its verdict"):
+        judgements.decide_again(job, Thresholds())
+    (job.folder / protocol.PID).write_text('{"pid": 4194305, "start": 0.0}')  # of nobody
+    context = Context(job.folder)
+    context.finish(LooseAnswer(**verdict(verdict_arguments(judged), context)))
+    before = Judgement.from_dict(job.result, "verdict")
+    assert before.thresholds == Thresholds(gain=0.2)
+    strict = Thresholds(tokens_per_expert=1e9)
+    judgements.decide_again(job, strict)
+    after = Judgement.from_dict(runner.find(job.id, own_data_folder).result, "verdict")
+    assert after == Judgement(evidence=before.evidence, thresholds=strict)
+    assert after.verdict.verdict == "cannot-say" != before.verdict.verdict
+    assert job.state is runner.State.DONE
+    replace_result(job.folder, LooseAnswer(verdict="do-it"))
+    with pytest.raises(InputError, match=f"job {job.id}: "):
+        judgements.decide_again(job, Thresholds())
+    assert job.result == {"verdict": "do-it"}
+
+
+def test_thresholds_that_cannot_be_are_refused_and_what_is_stopped_advises_nothing(judged: Problem, tmp_path) -> None:
+    context = Context(tmp_path)
+    with pytest.raises(InputError, match="gain"):
+        verdict(verdict_arguments(judged, thresholds={"gain": -1}), context)
+    context.ask_to_stop()
+    with pytest.raises(StoppedError):
+        verdict(verdict_arguments(judged), context)
+    result = redundancy_study(problem_arguments(judged) | {"recordings": [judged.workload.digest]}, context)
+    assert result["knee"] is None and len(result["points"]) < result["of"]

@@ -13,7 +13,6 @@ from engine.simulate.training import price_step
 from engine.systems import TRAINING, run
 from engine.systems.pieces import linear_placement
 from tests.cases.pipemoe import GPUS, walked
-from tests.oracles.overlapping import check_pipeline
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -44,25 +43,6 @@ def test_a_gpu_without_tf32_multiplies_32_bits_on_its_cuda_cores_and_old_documen
 @pytest.mark.parametrize("on_gpus", [True, False])
 def test_a_launch_computes_tf32_models_in_32_bits(on_gpus):
     assert computed_in(paper_problem("GPT-2").model, None, on_gpus).dtype == "fp32"
-
-
-def test_no_degree_beats_the_chosen_one_on_the_whole_grid():
-    for gpus in GPUS:
-        instance = table_iv(gpus, only_runnable=False)
-        assert instance.layers == 288
-        result = pipeline_degree(instance)
-        chosen = np.full(288, np.nan)
-        least = np.full(288, np.inf)
-        for parts in range(1, MOST_PARTS + 1):
-            seconds = walked(instance, parts)
-            least = np.minimum(least, seconds)
-            chosen = np.where(result.solution == parts, seconds, chosen)
-        assert (chosen <= least * (1 + 1e-12)).all()
-        assert result.objective == pytest.approx(chosen.sum(), rel=1e-12) == pytest.approx(result.bound, rel=1e-12)
-        for layer in range(0, 288, 37):
-            comm, comp = (float(part[layer, 6]) for part in instance.parts(slice(None), 7))
-            walk = check_pipeline([comm] * 7, [comp] * 7, [comm] * 7)
-            assert walk == pytest.approx(walked(instance, 7)[layer], rel=1e-12)
 
 
 def test_figures_of_another_implementation():

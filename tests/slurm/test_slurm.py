@@ -35,8 +35,6 @@ def engine(capsys) -> CommandLine:
 
 @pytest.fixture
 def instead(tmp_path, monkeypatch) -> Callable[[str], None]:
-    """Has a shell script run on every node instead of torchrun."""
-
     def put(script: str) -> None:
         path = tmp_path / "script"
         path.write_text(f"#!/bin/bash\n{script}\n")
@@ -54,19 +52,16 @@ def warm_ranks(warm_python, monkeypatch) -> None:
 
 
 def place(shared: Path, **more) -> Destination:
-    """Two nodes of one rank, unless `more` says otherwise."""
     return destination("slurm", shared, **SIZE | more)
 
 
 def submitted(shared: Path, limit: float = 600.0, **more) -> tuple[str, Path]:
-    """The handle and the run folder of a job."""
     launch = launch_for(place(shared, **more), limit)
     with clusters.new_run_folder(launch) as folder:
         return clusters.submit(launch, folder), folder
 
 
 def in_state(handle: str, state: str) -> clusters.Status:
-    """Wait until a job is in a state, and return it."""
     until(lambda: clusters.status(handle).state == state, 15, f"state {state}")
     return clusters.status(handle)
 
@@ -214,13 +209,7 @@ def test_a_controller_that_is_away_is_asked_again(slurm, shared, tmp_path, inste
     ("asked", "limit", "fault"),
     [
         ({"nodes": 4}, 600, "main has 2 nodes, 2 of them with 2 CPUs and 1 GiB, and the job needs 4"),
-        ({"cpus_per_node": 17}, 600, "main has 2 nodes, 0 of them with 17 CPUs and 1 GiB"),
-        ({"memory_per_node": 2.0**40}, 600, "main has 2 nodes, 0 of them with 2 CPUs and 1024 GiB"),
-        (
-            {"gpus": 5, "nodes": 1, "memory_per_node": 2.0**35},
-            600,
-            "main has 2 nodes, 0 of them with 2 CPUs, 5 GPUs and 32 GiB",
-        ),
+        ({"gpus": 5, "memory_per_node": 2.0**35}, 600, "main has 2 nodes, 0 of them with 2 CPUs, 5 GPUs and 32 GiB"),
         ({"partition": "short"}, 600, "short lets a job run for 2 minutes, and this one has a limit of 10"),
         ({"partition": "nowhere"}, 600, "Slurm refused the job: .*[Ii]nvalid partition"),
     ],

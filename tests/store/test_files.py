@@ -147,7 +147,6 @@ def test_a_damaged_recording_is_bad_input(own_data_folder):
 
 
 def kept_problem() -> Problem:
-    """A small problem with its recording in the data folder."""
     model = MoEModel(name="tiny", layers=3, experts=6, experts_per_token=2, d_model=32, d_ff=64)
     store.save_workload(WORKLOADS["trace"])
     return make_problem(WORKLOADS["trace"], MIXED.part([0, 2, 4]), model, Datasheet())
@@ -188,7 +187,6 @@ def test_a_simulated_timeline_comes_back_as_it_was_and_is_kept_where_it_took_lon
 
 
 def test_a_timeline_with_bundles_is_kept_however_few_they_are(own_data_folder, monkeypatch):
-    """They are few, but simulating them was not."""
     monkeypatch.setattr(events, "MOST_SENDS", 0)
     plan, key = planned(problem := kept_problem())
     kept = store.load_timeline(key)

@@ -1,7 +1,6 @@
 """The affinity studies: against every placement of a tiny recording, planted affinity, and recordings of real models."""
 
 import time
-from itertools import combinations, product
 from pathlib import Path
 
 import numpy as np
@@ -26,16 +25,13 @@ from engine.placement.affinity import kernel
 from engine.placement.affinity.kernel import affinity
 from engine.placement.transitions import transitions
 from engine.workload import RoutingTrace
+from tests.cases import recordings
 from tests.cases.processes import workers
+from tests.cases.samples import every_placement
 
 ROOT = Path(__file__).parents[2]
 DEEPSEEK = ROOT.parent / "shared" / "data" / "deepseek-v2-lite-routing.npz"
 BRIEF = 0.1
-
-
-def tiny_moe(name: str) -> RoutingTrace:
-    with np.load(ROOT / "sample_traces" / "tiny-moe" / f"{name}.npz") as file:
-        return RoutingTrace(name, file["experts"], 16, file["sequence"])
 
 
 def planted(seed: int, tokens: int = 4000, stay: float = 0.6, name: str = "planted") -> RoutingTrace:
@@ -61,12 +57,6 @@ def kept_by_hand(place: list, experts: np.ndarray) -> float:
     return stays / hops
 
 
-def every_placement(layers: int) -> list:
-    """Four experts on two GPUs in every layer."""
-    rows = [[int(expert in pair) for expert in range(4)] for pair in combinations(range(4), 2)]
-    return list(product(rows, repeat=layers))
-
-
 def little(seed: int, tokens: int = 60) -> RoutingTrace:
     rng = np.random.default_rng(seed)
     experts = rng.integers(-1, 4, (tokens, 3, 1)).astype(np.int16)
@@ -78,7 +68,7 @@ def test_a_tiny_recording_against_every_placement(seed: int) -> None:
     trace = little(seed)
     plan_on, score_on, _ = halves(trace)
     curve = tokens_enough(trace, 2, sizes=[12, 10**9], seeds=1, time_limit=BRIEF)
-    placements = every_placement(3)
+    placements = every_placement(3, 4, 2)
     best = max(kept_by_hand(place, score_on.experts) for place in placements)
     assert curve.ceiling == pytest.approx(best)
     assert best <= curve.limit + 1e-12
@@ -188,7 +178,7 @@ def test_a_busy_processor_changes_no_plan(monkeypatch: pytest.MonkeyPatch) -> No
     clock, curves = time.process_time, []  # free time on this machine does not count
     for slower in (1, 5):
         monkeypatch.setattr(time, "perf_counter", lambda slower=slower: slower * clock())
-        curves.append(tokens_enough(tiny_moe("alpha-code"), 8, sizes=[3000], seeds=1))
+        curves.append(tokens_enough(recordings.sample("alpha-code"), 8, sizes=[3000], seeds=1))
     assert curves[0] == curves[1]
 
 
@@ -289,11 +279,11 @@ def test_recordings_of_two_models_and_empty_samples_are_refused_and_default_size
 
 
 def test_alpha_on_eight_gpus_needs_thousands_of_tokens_and_holds_in_part_on_other_text() -> None:
-    curve = tokens_enough(tiny_moe("alpha-code"), 8, seeds=1)
+    curve = tokens_enough(recordings.sample("alpha-code"), 8, seeds=1)
     assert curve.unit == "sequences"
     assert curve.linear < 0.13 < 0.33 < curve.mean_by_size()[6144] < curve.ceiling < curve.limit < 0.46
     assert curve.enough() in (1000, 3000)
-    moved = out_of_distribution([tiny_moe("alpha-code"), tiny_moe("alpha-man")], 8)
+    moved = out_of_distribution([recordings.sample("alpha-code"), recordings.sample("alpha-man")], 8)
     assert moved.kept[0][0] == pytest.approx(curve.mean_by_size()[6144], abs=0.01)
     assert 0.5 < moved.against_own()[0, 1] < 0.85
     assert np.all(moved.matrix() > np.array(moved.linear))

@@ -1,7 +1,6 @@
 """Spare slots: numbers that engines accept, their gain held out, the advised number, and plans made even."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine import parallel
-from engine.catalogue import cluster_presets, model_presets
+from engine.catalogue import cluster_presets
 from engine.cluster import Cluster, Node
 from engine.compare import redundancy as study
 from engine.compare.judge import RESAMPLES, Judge, deviation, gain_of
@@ -25,7 +24,6 @@ from engine.compare.redundancy import (
 )
 from engine.costs import Datasheet
 from engine.errors import InputError
-from engine.formats import read_workload
 from engine.model import MoEModel
 from engine.plan import Placement, Plan
 from engine.problem import MEMORY_SHARE, Problem, make_problem
@@ -37,7 +35,6 @@ from tests.cases.samples import sample, sample_problem
 from tests.strategies import cluster_of, make_gpu, make_model, seeds
 from tests.verdict.hand import laid_out, loads, log, problem_of
 
-DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "deepseek-r1-loads"
 A = loads("a", [7000.0, 1000.0, 2000.0, 2000.0])
 B = loads("b", [4000.0, 2000.0, 3000.0, 3000.0])
 
@@ -85,7 +82,6 @@ def test_any_number_of_gpus_has_slots_that_divide(gpus):
 
 
 def test_the_smallest_gpu_limits_all():
-    """Room for three slots of two layers on the small GPU, for more on the large ones."""
     workload, model = loads("a", [1000.0] * 6, [1000.0] * 6), make_model(2, 6)
     room = [model.bytes_per_expert * 2 * slots / MEMORY_SHARE * 1.001 for slots in (9, 3, 9)]
     cluster = cluster_of(*(make_gpu(kind, memory=memory) for kind, memory in enumerate(room)))
@@ -143,21 +139,6 @@ def test_what_is_planned_on_and_what_is_judged():
     assert (planned.name, judged.name, held_out) == ("log, earlier half", "log, later half", True)
     with pytest.raises(InputError, match="at least one recording"):
         planned_and_judged([])
-
-
-@pytest.mark.skipif(not DATA.is_dir(), reason="the shared recordings are not here")
-def test_spare_slots_of_deepseek_r1(monkeypatch):
-    """Held out, balance rises more slowly with every further slot, as docs/verdict-examples.md says."""
-    monkeypatch.setattr(study, "SPARE", (0, 1, 2, 3, 6, 12))
-    planned, judged = (read_workload(DATA / f"{name}.json") for name in ("decode_in1000out1000", "decode_in2000out100"))
-    problem = make_problem(
-        planned, cluster_presets()["hgx-h100-4-nodes"].cluster, model_presets()["DeepSeek-R1"].model, Datasheet()
-    )
-    points = list(redundancy(Judge(problem), planned, [judged], Replication("eplb")))
-    balance = np.array([at.balancedness for at in points])
-    assert [at.slots for at in points[:3]] == [256, 288, 320]
-    assert (np.diff(balance) > 0).all() and balance[1] - balance[0] > balance[3] - balance[2]
-    assert isinstance(planned, ExpertLoad) and (balance < [at.planned_balancedness for at in points]).all()
 
 
 def points(*gains: float, noise: np.ndarray | float = 0.0) -> list[RedundancyPoint]:

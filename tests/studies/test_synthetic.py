@@ -52,7 +52,6 @@ def test_measured_affinity_goes_up_with_affinity(skew: float) -> None:
 
 
 def test_without_affinity_layers_are_independent() -> None:
-    """Chi-squared over all pairs of neighbouring experts stays within the bounds of chance."""
     trace = trace_of(0.7, 0.0)
     for pairs in transitions(trace.experts, 12):
         expected = np.outer(pairs.sum(axis=1), pairs.sum(axis=0)) / pairs.sum()

@@ -64,7 +64,6 @@ def test_summaries_leave_out_what_was_fitted():
 
 
 def test_the_table_in_the_documentation_is_this_one(held):
-    """Every row, to the digits that are printed."""
     page = (Path(__file__).parents[2] / "docs" / "trust-data.md").read_text(encoding="utf-8")
     rows = [line for line in page.splitlines() if line.startswith("| ") and line.count("|") == 8][1:]
     wanted = [

@@ -38,7 +38,6 @@ def rows_of(db: Database) -> dict[str, list[dict]]:
 
 @pytest.fixture
 def filled(folder: Folder, db: Database) -> Folder:
-    """A data folder with a session, a job and a recording, and a database that refers to them."""
     recording = folder.recording(0, 100)
     job = folder.job(1, 50, workload=recording)
     (folder.path / "jobs" / job / "pid").write_text('{"pid": 1}')
@@ -125,7 +124,6 @@ def without(part: str) -> Callable[[Members], Members]:
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A backup of SQLite with a session and a saved plan."""
     here = tmp_path_factory.mktemp("good")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SWITCHYARD_DATA", str(here / "data"))

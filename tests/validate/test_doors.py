@@ -41,7 +41,6 @@ def written(folder: Path, plan: dict, name: str = "sent.json") -> Path:
 
 
 def broken(kind: str) -> tuple[dict, str]:
-    """A broken plan and the pattern of its refusal."""
     make, says = BROKEN[kind]
     return make(), says
 
@@ -59,7 +58,6 @@ def test_the_command_line_refuses_a_broken_plan(engine, tmp_path, command, kind)
 
 @KINDS
 def test_inputs_need_not_be_named_again(engine, tmp_path, kind):
-    """The studio remembers the inputs of a plan, its cluster too."""
     save_inputs(problem())
     plan, says = broken(kind)
     for command in ("simulate", "launch"):

@@ -114,7 +114,6 @@ def family(path: tuple) -> tuple:
 
 @cache
 def families(case: str) -> dict[tuple, list[tuple]]:
-    """All places of a plan file, by field."""
     found: dict[tuple, list[tuple]] = {}
     for path in places_in(planned(case)[0])[1:]:
         found.setdefault(family(path), []).append(path)
@@ -150,7 +149,6 @@ def tampered(draw: st.DrawFn, case: str) -> dict:
 
 
 def changes_of(old: Any) -> list:
-    """Wrong values for one."""
     match old:
         case bool() | None:
             return [*NUMBERS, *OTHERS]
