@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.catalogue import cluster_presets, packaged
-from engine.catalogue.packaged import packaged_configs, packaged_gpu_types
+from engine.catalogue import cluster_presets
 from engine.errors import InputError
 from engine.formats import read_cluster, read_model
 from tests.costs.silicon import needs_tables
@@ -79,16 +78,3 @@ def test_nodes_of_a_gpu_become_a_cluster(engine, tmp_path):
         (["-o", path], "-o writes nodes of one GPU type as a cluster; name the type"),
     ):
         assert message in engine.refused("catalogue", *arguments)
-
-
-def test_without_the_package_the_catalogue_says_what_is_missing(engine, monkeypatch):
-    monkeypatch.setattr(packaged, "find_spec", lambda name: None)
-    for cached in (packaged_gpu_types, packaged_configs):
-        cached.cache_clear()
-    try:
-        answer = engine.json("catalogue")
-    finally:
-        for cached in (packaged_gpu_types, packaged_configs):
-            cached.cache_clear()
-    assert answer["notes"] == ["aiconfigurator-core is not installed, which has more GPUs and some seventy MoE models"]
-    assert {row["checkpoint"] for row in answer["models"]} == {None}

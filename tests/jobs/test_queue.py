@@ -4,8 +4,6 @@ import importlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -132,23 +130,6 @@ def test_a_limit_that_is_none_is_said_by_the_job(start, monkeypatch, warm_python
     assert runner.wait(job, 60) is State.FAILED and "SWITCHYARD_JOBS is '1.5'" in job.error
     monkeypatch.delenv(queue.JOBS)
     assert queue.limit() == len(os.sched_getaffinity(0))
-
-
-def test_a_slot_is_free_again_however_its_holder_ends(tmp_path):
-    code = (
-        "import sys, time; from pathlib import Path; from engine.jobs import queue\n"
-        "slot = queue._free_slot(Path(sys.argv[1])); print(slot is not None, flush=True); time.sleep(60)"
-    )
-    (tmp_path / "queue").mkdir()
-    holder = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path / "jobs")], cwd=runner.PROJECT, stdout=subprocess.PIPE, text=True
-    )
-    assert holder.stdout.readline() == "True\n" and queue._free_slot(tmp_path / "jobs") is None
-    holder.kill()
-    holder.wait()
-    slot = queue._free_slot(tmp_path / "jobs")
-    assert slot is not None
-    slot.release()
 
 
 @pytest.fixture

@@ -119,12 +119,24 @@ def test_the_command_line_submits_and_follows(slurm, shared, engine, tmp_path, i
     assert f"has no report.json yet: {handle} succeeded: COMPLETED" in engine.refused("collect", folder)
 
 
-def test_a_rank_that_is_killed_is_named(slurm, shared, tmp_path, warm_ranks, monkeypatch):
+@pytest.mark.parametrize(
+    ("act", "limit", "fault"),
+    [
+        (psutil.Process.kill, 600.0, r"failed.*; rank 3 was killed by signal 9 \(SIGKILL"),
+        pytest.param(  # Slurm counts limits in minutes
+            *(psutil.Process.suspend, 60.0, r"failed: TIMEOUT \(TimeLimit\); Slurm says '.*'; what its nodes"),
+            marks=pytest.mark.everything,
+        ),
+    ],
+    ids=["killed", "hanging to the time limit"],
+)
+def test_a_rank_that_fails_is_told(slurm, shared, tmp_path, warm_ranks, monkeypatch, act, limit, fault):
     monkeypatch.setattr(local, "POLL", 0.1)
-    launch = launch_for(place(shared, ranks_per_node=2))
-
-    said = watched(launch, tmp_path / "seen", to_the_last_rank(slurm, psutil.Process.kill))[-1]
-    assert re.search(r"failed.*; rank 3 was killed by signal 9 \(SIGKILL", said), said
+    launch = launch_for(place(shared, ranks_per_node=2), limit)
+    # Ranks wait for each other beyond the time limit of the job.
+    launch = replace(launch, instructions=launch.instructions.model_copy(update={"limit": 600.0}))
+    said = watched(launch, tmp_path / "seen", to_the_last_rank(slurm, act))[-1]
+    assert re.search(fault, said), said
 
 
 def test_ranks_get_of_the_environment_only_what_they_need(slurm, shared, tmp_path, instead, monkeypatch):
@@ -173,17 +185,6 @@ def test_a_node_that_dies_is_told(slurm, shared, tmp_path, instead, monkeypatch)
 
     said = watched(launch_for(place(shared)), tmp_path / "seen", act)
     assert "failed: NODE_FAIL (NodeDown); " in said[-1] and f"Node failure on {NODES[1]}" in said[-1], said
-
-
-@pytest.mark.everything  # Slurm counts limits in minutes
-def test_a_rank_that_hangs_to_the_time_limit_is_ended(slurm, shared, tmp_path, warm_ranks, monkeypatch):
-    monkeypatch.setattr(local, "POLL", 0.1)
-    launch = launch_for(place(shared, ranks_per_node=2), 60.0)
-    # Ranks wait for each other beyond the time limit of the job.
-    launch = replace(launch, instructions=launch.instructions.model_copy(update={"limit": 600.0}))
-
-    said = watched(launch, tmp_path / "seen", to_the_last_rank(slurm, psutil.Process.suspend))[-1]
-    assert re.search(r"failed: TIMEOUT \(TimeLimit\); Slurm says '.*'; what its nodes", said), said
 
 
 def test_a_controller_that_is_away_is_asked_again(slurm, shared, tmp_path, instead, monkeypatch):

@@ -81,17 +81,6 @@ def test_a_tiny_recording_against_every_placement(seed: int) -> None:
     assert [point.tokens for point in curve.points] == [plan_on.tokens, 12]
 
 
-def test_more_tokens_come_near_the_plan_of_the_held_out_half() -> None:
-    curve = tokens_enough(planted(0), 4, sizes=[20, 200, 2000], seeds=2, time_limit=BRIEF)
-    means = curve.mean_by_size()
-    assert curve.complete and len(curve.points) == 5
-    assert means[20] < means[200] <= curve.ceiling
-    assert means[2000] == pytest.approx(curve.ceiling, abs=0.01)
-    assert curve.linear == pytest.approx(0.25, abs=0.05) and curve.ceiling > 0.6
-    assert curve.ceiling <= curve.limit
-    assert curve.enough() in (200, 2000) and curve.gain(2000) == 1
-
-
 def test_the_halves_share_no_sequence_and_miss_no_token_and_without_sequences_the_later_tokens_are_held_out() -> None:
     trace = planted(1)
     plan_on, score_on, unit = halves(trace)

@@ -32,12 +32,6 @@ def test_a_gain_and_its_error_by_hand():
     assert gain.error == pytest.approx(expected, rel=0.4)  # of 24 draws
 
 
-def test_a_hundred_times_the_tokens_have_a_tenth_of_the_error():
-    more = ExpertLoad("more", UNEVEN.load * 100, (1,))
-    errors = [gain_of(Judge(problem_of(load)), NOW, NEW, load).error for load in (UNEVEN, more)]
-    assert errors[1] == pytest.approx(errors[0] / 10, rel=0.4)
-
-
 def test_the_same_plan_gains_nothing_for_certain_and_another_the_same_again():
     judge = Judge(problem_of(UNEVEN))
     gain = gain_of(judge, NOW, NOW.model_copy(update={"name": "again"}), UNEVEN)

@@ -21,27 +21,12 @@ def part(gain: float, error: float = 0.0, name: str = "b", **more) -> HeldOut:
 
 def evidence(*gains: float, error: float = 0.0, **more) -> Evidence:
     """The evidence of a plan that meets every threshold and has no replicas, with changes."""
-    fields = {
-        "plan": "new",
-        "deployed": "old",
-        "unit": "a pass",
-        "same": False,
-        "faults": (),
-        "scarcest": "b",
-        "tokens_per_expert": 100.0,
-        "tokens_for_each": 200.0,
-        "parts": tuple(part(gain, error, f"part {index}") for index, gain in enumerate(gains or (0.2,))),
-        "persistence": 0.9,
-        "linear": 0.0,
-        "without_replicas": None,
-        "bare_system": None,
-        "replica_bytes": 0.0,
-        "deployed_bytes": 0.0,
-        "added_bytes": 0.0,
-        "memory": 0.5,
-        "move": Move(copies=3, bytes=3e6, seconds=1.0, steps=6.0),
-    }
-    return Evidence(**(fields | more))
+    named = {"plan": "new", "deployed": "old", "unit": "a pass", "same": False, "faults": (), "scarcest": "b"}
+    tokens = {"tokens_per_expert": 100.0, "tokens_for_each": 200.0, "persistence": 0.9, "linear": 0.0}
+    replicas = {"without_replicas": None, "bare_system": None, "replica_bytes": 0.0, "deployed_bytes": 0.0, "added_bytes": 0.0}
+    parts = tuple(part(gain, error, f"part {index}") for index, gain in enumerate(gains or (0.2,)))
+    move = Move(copies=3, bytes=3e6, seconds=1.0, steps=6.0)
+    return Evidence(**(named | tokens | replicas | {"parts": parts, "memory": 0.5, "move": move} | more))
 
 
 def word(case: Evidence, **limits) -> str:
