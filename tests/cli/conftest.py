@@ -52,8 +52,8 @@ def saved(saved_once, tmp_path, own_data_folder) -> Path:
 def files_once(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("files")
     inputs = [*INPUTS[:2], "--cluster", folder / "cluster.json", *INPUTS[4:]]
-    plans = (["plan", *inputs, "--system", system, "-o", folder / f"{system}.json"] for system in ("linear", "eplb"))
-    run(folder, ["catalogue", "H200", "-o", folder / "cluster.json"], *plans)
+    plan = ["plan", *inputs, "--system", "linear", "-o", folder / "linear.json"]
+    run(folder, ["catalogue", "H200", "-o", folder / "cluster.json"], plan)
     for name, content in (("step", STEP), ("config", ALPHA)):
         (folder / f"{name}.json").write_text(json.dumps(content))
     return folder
@@ -62,4 +62,4 @@ def files_once(tmp_path_factory) -> Path:
 @pytest.fixture
 def files(files_once, tmp_path, own_data_folder) -> dict[str, Path]:
     copied(files_once, tmp_path, own_data_folder)
-    return {name: tmp_path / f"{name}.json" for name in ("cluster", "linear", "eplb", "step", "config")}
+    return {name: tmp_path / f"{name}.json" for name in ("cluster", "linear", "step", "config")}

@@ -51,16 +51,13 @@ def test_inputs_that_are_not_in_the_data_folder_are_missed_by_name(engine, saved
 
 
 def test_a_cost_profile_is_used_and_named(engine, tmp_path):
-    linear_cost = {"alpha": 1e-5, "beta": 1e-12}
-    types = {gpu.type for gpu in Cluster.from_json(CLUSTER.read_bytes(), "").gpus}
-    profile = {"name": "bench", "origin": "test"}
-    profile |= {kind: dict.fromkeys(types, linear_cost) for kind in ("gemm", "memory")}
-    path = tmp_path / "cost.json"
+    path, plan, line = tmp_path / "cost.json", tmp_path / "plan.json", {"alpha": 1e-5, "beta": 1e-12}
+    times = {gpu.type: line for gpu in Cluster.from_json(CLUSTER.read_bytes(), "").gpus}
+    profile = {"name": "bench", "origin": "test", "gemm": times, "memory": times}
     path.write_text(json.dumps(profile))
-    plan = tmp_path / "plan.json"
     engine.json("plan", *INPUTS, "--cost", path, "--system", "linear", "-o", plan)
     assert "bench" in engine.json("simulate", plan, "--cost", path)["cost_source"]
-    path.write_text(json.dumps(profile | {"gemm": {"H100": linear_cost}}))
+    path.write_text(json.dumps(profile | {"gemm": {"H100": line}}))
     assert "no times for" in engine.refused("simulate", plan, "--cost", path)
     path.write_text("{")
     assert "cost.json" in engine.refused("simulate", plan, "--cost", path)
@@ -177,7 +174,6 @@ def test_efficiency_is_fitted_to_nccl_tests_and_kept_by_the_cluster(engine, tmp_
         printed("sendrecv_perf", gpus=8, rows=[(size, 20 + size / 50e3) for size in sizes])
         + printed("alltoall_perf", gpus=8, rows=[(size, 20 + 2 * size * 7 / 8 / 50e3) for size in sizes])
     )
-    assert "however many sends share them" in engine.text("efficiency", "--cluster", CLUSTER)
     fitted = tmp_path / "fitted.json"
     answer = engine.json("efficiency", "--cluster", CLUSTER, "--measured", log, "--relative", "-o", fitted)
     (one, alone), (seven, crowded) = answer["efficiency"]["fabric"]
@@ -187,13 +183,6 @@ def test_efficiency_is_fitted_to_nccl_tests_and_kept_by_the_cluster(engine, tmp_
     assert cluster.model_copy(update={"efficiency": None}) == Cluster.from_json(CLUSTER.read_text(), "drawn")
     said = engine.text("efficiency", "--cluster", fitted)
     assert "100 % of their rate with 1 send, 50 % with 7" in said and "bench.log" in said
-    plan = tmp_path / "plan.json"
-    inputs = ["--workload", RECORDING, "--cluster", fitted, "--model", MODEL]
-    engine.text("plan", *inputs, "--system", "linear", "-o", plan)
-    assert "50 % with 7" in engine.json("simulate", plan)["cost_source"]
-
-
-def test_efficiency_without_measurements_fits_nothing(engine, tmp_path):
     assert "nothing to fit" in engine.refused("efficiency", "--cluster", CLUSTER, "-o", tmp_path / "x.json")
     profile = tmp_path / "profile.json"
     profile.write_text(json.dumps({"name": "x", "origin": "y", "network": {"alpha": 1e-5, "beta": 1e-9}}))

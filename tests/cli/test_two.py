@@ -103,17 +103,11 @@ def test_plans_of_one_model_and_of_two_do_not_mix_and_a_missing_second_is_named(
 
 
 def test_a_plan_for_several_recordings_remembers_them(engine, files, tmp_path):
-    also_served, kept = [files.recording(f"alpha-{name}") for name in ("prose", "man")], {}
-    for name, more in (("alone", []), ("robust", ["--also", also_served[0], "--also", also_served[1]])):
-        path = tmp_path / f"{name}.json"
-        (row,) = engine.json("plan", *files.first, *more, "--system", "eplb", *SHORT, "-o", path)["plans"]
-        assert ("worst recording" in row["notes"]["balancedness"]["value"]) == (name == "robust")
-        also = {role for role in read_plan(path).provenance.inputs if role.startswith("workload_also")}
-        assert also == ({"workload_also_0", "workload_also_1"} if more else set())
-        own = engine.json("simulate", path)["metrics"]
-        assert own == row["metrics"] and own["bound"] is not None
-        kept[name] = [engine.json("simulate", path, "--workload", other)["metrics"]["balancedness"] for other in also_served]
-    assert min(kept["robust"]) > min(kept["alone"])
+    path, also = tmp_path / "robust.json", ["--also", files.recording("alpha-prose"), "--also", files.recording("alpha-man")]
+    (row,) = engine.json("plan", *files.first, *also, "--system", "eplb", *SHORT, "-o", path)["plans"]
+    assert "worst recording" in row["notes"]["balancedness"]["value"]
+    assert {"workload_also_0", "workload_also_1"} < set(read_plan(path).provenance.inputs)
+    assert engine.json("simulate", path)["metrics"] == row["metrics"]
     line = engine.refused("plan", *files.first, "--also", files.recording("beta-man"), "--system", "eplb")
     assert "tiny-moe-alpha" in line and "beta-man" in line
     assert "nowhere.npz" in engine.refused("plan", *files.first, "--also", "nowhere.npz", "--system", "eplb")
@@ -122,25 +116,15 @@ def test_a_plan_for_several_recordings_remembers_them(engine, files, tmp_path):
 # The plan in use
 
 
-def test_few_experts_move_from_the_plan_in_use(engine, files, tmp_path):
-    now, new, most = tmp_path / "now.json", tmp_path / "new.json", 12
-    engine.json("plan", *files.first, "--system", "eplb", *SHORT, "-o", now)
-    joint = ["--system", "joint", *SHORT, "--set", f"max_moves={most}"]
-    (row,) = engine.json("plan", *files.first, "--in-use", now, *joint, "-o", new)["plans"]
-    assert "in_use" in read_plan(new).provenance.inputs
-    moves = engine.json("compare", now, new)["plans"][1]["moved_experts"]
-    assert 0 < moves <= most
-    assert row["notes"]["experts that move"]["value"] == f"{moves} of 32, at most {most} allowed"
-
-
 def test_a_placement_file_in_use_and_a_plan_in_use_on_other_gpus(engine, files, tmp_path):
     rows = [f"{layer * 16 + expert},{(expert + layer) % 8}" for layer in range(2) for expert in range(16)]
     (tmp_path / "now.csv").write_text("\n".join(["Expert,Node", *rows]))
-    new = tmp_path / "new.json"
-    arguments = ["plan", *files.first, "--in-use", tmp_path / "now.csv", "--system", "joint", "--set", "max_moves=2"]
-    engine.json(*arguments, "-o", new)
+    new, joint = tmp_path / "new.json", ["--system", "joint", *SHORT, "--set", "max_moves=2"]
+    (row,) = engine.json("plan", *files.first, "--in-use", tmp_path / "now.csv", *joint, "-o", new)["plans"]
+    placed = read_plan(new)
     wanted = (np.arange(16) + np.arange(2)[:, None]) % 8
-    assert (read_plan(new).placement.gpu_of_expert != wanted).sum() in (0, 2)
+    assert (placed.placement.gpu_of_expert != wanted).sum() in (0, 2) and "in_use" in placed.provenance.inputs
+    assert row["notes"]["experts that move"]["value"].endswith("of 32, at most 2 allowed")
     cluster = json.loads(CLUSTER.read_text())
     (tmp_path / "small.json").write_text(json.dumps(cluster | {"nodes": cluster["nodes"][:2]}))
     now = tmp_path / "now.json"

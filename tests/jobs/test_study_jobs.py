@@ -251,14 +251,12 @@ def test_a_finished_verdict_is_decided_again_from_its_evidence_unless_an_older_v
     (job.folder / protocol.PID).write_text('{"pid": 4194305, "start": 0.0}')  # of nobody
     context = Context(job.folder)
     context.finish(LooseAnswer(**verdict(verdict_arguments(judged), context)))
-    before = Judgement.from_dict(job.result, "verdict")
+    before, strict = Judgement.from_dict(job.result, "verdict"), Thresholds(tokens_per_expert=1e9)
     assert before.thresholds == Thresholds(gain=0.2)
-    strict = Thresholds(tokens_per_expert=1e9)
     judgements.decide_again(job, strict)
-    after = Judgement.from_dict(runner.find(job.id, own_data_folder).result, "verdict")
-    assert after == Judgement(evidence=before.evidence, thresholds=strict)
+    after = Judgement.from_dict(job.result, "verdict")
+    assert after == Judgement(evidence=before.evidence, thresholds=strict) and job.state is State.DONE
     assert after.verdict.verdict == "cannot-say" != before.verdict.verdict
-    assert job.state is runner.State.DONE
     replace_result(job.folder, LooseAnswer(verdict="do-it"))
     with pytest.raises(InputError, match=f"job {job.id}: "):
         judgements.decide_again(job, Thresholds())

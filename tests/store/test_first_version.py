@@ -30,12 +30,9 @@ def of_first_version(own_data_folder: Path) -> None:
 
 
 def test_recordings_open_under_their_digests_and_documents_open() -> None:
-    kinds = set()
-    for path in (KEPT / "workloads").iterdir():
-        recording = store.load_workload(path.stem)
-        assert recording.digest == path.stem
-        kinds.add(type(recording))
-    assert kinds == {RoutingTrace, ExpertLoad, TrafficMatrix}
+    recordings = {path.stem: store.load_workload(path.stem) for path in (KEPT / "workloads").iterdir()}
+    assert all(recording.digest == digest for digest, recording in recordings.items())
+    assert set(map(type, recordings.values())) == {RoutingTrace, ExpertLoad, TrafficMatrix}
     kinds = []
     for path in (KEPT / "documents").iterdir():
         for kind in (Cluster, MoEModel, Plan):
