@@ -41,13 +41,16 @@ def test_fix_cuts_profile_rows_and_tells_it_to_a_person(engine, profiled, tmp_pa
     assert "nothing was mended" in engine.text("inspect", mended["file"], "--fix")
 
 
-def test_fix_says_how_a_person_chooses(engine, tmp_path):
+def test_fix_says_how_a_person_chooses_a_phase_and_keeps_it(engine, tmp_path):
     trace = read_workload(BETA)
     experts, phase = trace.experts.copy(), np.arange(trace.tokens) % 2
     experts[phase == 1] = 15 - np.arange(2)  # far from the choices of prefill
     np.savez(tmp_path / "phases.npz", experts=experts, phase=phase)
     text = engine.text("inspect", tmp_path / "phases.npz", "--fix")
     assert "nothing written; choose with --keep prefill or --keep decode" in text
+    answer = engine.json("inspect", tmp_path / "phases.npz", "--fix", "--keep", "decode", "-o", tmp_path / "decode.npz")
+    assert answer["mended"]["done"] == ["Kept the 6,144 tokens of decode out of 12,288."]
+    np.testing.assert_array_equal(read_workload(tmp_path / "decode.npz").experts, experts[phase == 1])
 
 
 def test_fix_folds_slots_with_the_plan_that_ran(engine, tmp_path):
@@ -67,15 +70,6 @@ def test_fix_folds_slots_with_the_plan_that_ran(engine, tmp_path):
     folded = read_workload(tmp_path / "slots-mended.npz")
     np.testing.assert_array_equal(folded.experts, trace.experts)
     assert folded.num_experts == 16
-
-
-def test_keep_one_phase(engine, tmp_path):
-    trace = read_workload(BETA)
-    phase = (np.arange(trace.tokens) % 3 == 0).astype(np.int8)
-    np.savez(tmp_path / "both.npz", experts=trace.experts, num_experts=16, phase=phase)
-    answer = engine.json("inspect", tmp_path / "both.npz", "--fix", "--keep", "decode", "-o", tmp_path / "decode.npz")
-    assert answer["mended"]["done"] == ["Kept the 4,096 tokens of decode out of 12,288."]
-    np.testing.assert_array_equal(read_workload(tmp_path / "decode.npz").experts, trace.experts[phase == 1])
 
 
 def test_convert_one_of_several_and_say_what_is_lost(engine, tmp_path):

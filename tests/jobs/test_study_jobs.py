@@ -33,14 +33,13 @@ from engine.serving.sizes import TransformerSizes, usual_sizes
 from engine.simulate import simulate
 from engine.store.problems import as_json, problem_arguments, save_recordings
 from engine.systems import SYSTEMS, run, usual_plan
-from engine.training import TrainingStep, balanced_load, usual_step
+from engine.training import balanced_load, usual_step
 from engine.workload import ExpertLoad, RoutingTrace
 from tests.cases.jobs import by_hand, until
-from tests.cases.problems import small
+from tests.cases.problems import small, step_problem
 from tests.cases.samples import sample_problem
 from tests.jobs.asking import FakeContext, in_json
 from tests.jobs.handlers import LooseAnswer
-from tests.strategies import cluster_of, make_gpu, make_model
 
 two_processors = pytest.mark.skipif(processors() < 2, reason="one processor does all points in one process")
 
@@ -74,18 +73,8 @@ def test_a_stopped_study_keeps_its_points(start, warm_python) -> None:
     assert answer.tokens.points and not answer.tokens.complete and answer.others is None
 
 
-SMALL = TrainingStep(batch=8, sequence_length=16, heads=4, dense_d_ff=96, vocabulary=2000)
-
-
-def step_of(layers: int = 2, training: bool = True) -> Problem:
-    model = make_model(layers, 4)
-    recording = balanced_load(model)
-    store.save_workload(recording)
-    cluster = cluster_of(*(make_gpu() for _ in range(4)), latency=1e-4)
-    return make_problem(recording, cluster, model, Datasheet(), step=SMALL if training else None)
-
-
 def sweep_of(problem: Problem, kind: str, values, **settings: Any) -> dict[str, Any]:
+    save_recordings(problem)
     return problem_arguments(problem) | {"sweep": {"kind": kind, "values": list(values), "settings": settings}}
 
 
@@ -95,7 +84,7 @@ def test_what_cannot_be_studied_or_swept_is_refused(tmp_path: Path) -> None:
         (studies.affinity_study, affinity_of(loads), "loads has no tokens"),
         (studies.affinity_study, affinity_of(recording(0), loads), "loads has no tokens"),
         (studies.affinity_study, affinity_of(recording(0), gpus=3), "over 3 GPUs"),
-        (studies.sweep_study, sweep_of(step_of(), "degree", [0]), "pipeline degrees: 0 is not between 1 and 16"),
+        (studies.sweep_study, sweep_of(step_problem(), "degree", [0]), "pipeline degrees: 0 is not between 1 and 16"),
     ):
         with pytest.raises(InputError, match=said):
             in_json(study)(asked, Context(tmp_path))
@@ -155,7 +144,6 @@ def sweep_of_half_a_minute() -> dict[str, Any]:
     hardware = cluster_presets()["mixed-8"].cluster
     step = usual_step(model, len(hardware.gpus))
     problem = make_problem(balanced_load(model), hardware, model, Datasheet(), step=step)
-    save_recordings(problem)
     return sweep_of(problem, "micro_op", [1.0 + 0.1 * place for place in range(60)])
 
 

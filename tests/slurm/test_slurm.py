@@ -21,7 +21,7 @@ from engine.launch.running.local import run_on_cluster
 from engine.launch.running.processes import WORKER
 from engine.result import never
 from tests import warm
-from tests.cases.cli import INPUTS, CommandLine
+from tests.cases.cli import CommandLine
 from tests.cases.cluster_launches import destination, hold_results, launch_for, shared_folder
 from tests.slurm.real import NODES, Cluster, until
 
@@ -106,17 +106,6 @@ def test_a_launch_runs_on_two_nodes_and_its_results_are_read(slurm, tmp_path, en
     assert not list(tmp_path.rglob("owned"))
     (folder / "events-1.npz").unlink()
     assert "has no events-1.npz yet: slurm://" in engine.refused("collect", folder)
-
-
-def test_the_command_line_submits_and_follows(slurm, shared, engine, tmp_path, instead):
-    engine.json("plan", *INPUTS, "--system", "linear", "-o", tmp_path / "plan.json")
-    options = "--gpus-per-node 0 --nodes 2 --ranks-per-node 1 --cpus-per-node 1 --memory-per-node 1 --tokens 64 --submit"
-    instead("exit 0")
-    folder = engine.json("launch", tmp_path / "plan.json", "--on", "slurm", "--shared", shared, *options.split())["folder"]
-    until(lambda: engine.json("status", folder)["over"], 20, "end")
-    handle = clusters.handle_of(Path(folder))
-    assert engine.text("status", folder) == f"{handle} is succeeded: COMPLETED\n"
-    assert f"has no report.json yet: {handle} succeeded: COMPLETED" in engine.refused("collect", folder)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,6 @@ import pytest
 
 from engine.compare.held_out import by_time
 from engine.compare.judge import BLOCK, Judge, Serving, gain_of, resampled
-from engine.costs import Datasheet
-from engine.problem import make_problem
 from engine.serving.roofline import RooflineOperators
 from engine.serving.sizes import usual_sizes
 from engine.serving.step import ServingStep
@@ -101,13 +99,6 @@ def test_halves_in_time_keep_whole_sequences_and_what_has_no_order_in_time_is_no
     assert by_time(UNEVEN) is None
     assert by_time(log("lone", [1])) is None
     assert by_time(log("padded", [1], [-1])) is None
-
-
-def test_a_recording_of_another_model_is_refused():
-    problem = sample_problem("alpha-code")
-    other = make_problem(UNEVEN, problem_of(UNEVEN).cluster, problem_of(UNEVEN).model, Datasheet())
-    with pytest.raises(ValueError, match="does not fit the recording"):
-        Judge(other).seconds(NOW, problem.workload)
 
 
 def test_loads_that_were_kept_by_steps_are_cut_in_time():

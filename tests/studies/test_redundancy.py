@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from engine import parallel
 from engine.catalogue import cluster_presets
-from engine.cluster import Cluster, Node
 from engine.compare import redundancy as study
 from engine.compare.judge import RESAMPLES, Judge, deviation, gain_of
 from engine.compare.redundancy import (
@@ -24,14 +23,11 @@ from engine.compare.redundancy import (
 )
 from engine.costs import Datasheet
 from engine.errors import InputError
-from engine.model import MoEModel
-from engine.plan import Placement, Plan
-from engine.problem import MEMORY_SHARE, Problem, make_problem
+from engine.problem import MEMORY_SHARE, make_problem
 from engine.simulate import simulate
 from engine.workload import ExpertLoad
 from tests.cases.examples import examples
-from tests.cases.plans import plan_of
-from tests.cases.samples import sample, sample_problem
+from tests.cases.samples import sample, sample_problem, with_memory
 from tests.strategies import cluster_of, make_gpu, make_model, seeds
 from tests.verdict.hand import laid_out, loads, log, problem_of
 
@@ -222,24 +218,12 @@ def test_more_noise_never_advises_more_slots(gains, seed, size, more):
     assert fewer <= advised <= knee(points(0.0, *gains)).slots
 
 
-MODEL = MoEModel(name="m", layers=3, dense_layers=(0,), experts=4, experts_per_token=1, d_model=64, d_ff=256)
-LOAD = ExpertLoad("loads", np.array([[40.0, 10.0, 30.0, 20.0], [10.0, 10.0, 10.0, 70.0]]), (1, 2))
-
-
-def problem_with(*memory: float) -> Problem:
-    gpus = tuple(make_gpu(memory=size) for size in memory)
-    cluster = Cluster(name="c", nodes=(Node(name="n", gpus=gpus),), latency=1e-5)
-    return make_problem(LOAD, cluster, MODEL, Datasheet())
-
-
-def uneven(*rows, **parts) -> Plan:
-    placement = Placement(experts=4, experts_of_gpu=tuple(tuple(map(tuple, row)) for row in rows), model_layers=(1, 2))
-    return plan_of(placement, **{"name": "p"} | parts)
+TWO_LAYERS = loads("loads", [40.0, 10.0, 30.0, 20.0], [10.0, 10.0, 10.0, 70.0])
 
 
 def test_the_fullest_layer_says_how_many_slots_and_the_price_is_simulated():
-    problem = problem_with(1e9, 1e9)
-    plan = uneven([[2, 0, 1], [3]], [[0, 1], [3, 2, 0]])
+    problem = problem_of(TWO_LAYERS)
+    plan = laid_out("p", [[2, 0, 1], [3]], [[0, 1], [3, 2, 0]])
     projection = project_evenly(plan, problem)
     assert projection.slots == 3
     assert projection.plan.placement.slots.tolist() == [[3, 3], [3, 3]]
@@ -250,18 +234,16 @@ def test_the_fullest_layer_says_how_many_slots_and_the_price_is_simulated():
     assert projection.before.total == simulate(plan, problem).total
     assert projection.after.total == simulate(projection.plan, problem).total
     assert projection.plan.placement.experts_of_gpu[1][0] == (0, 1, 3)  # the busiest expert gets the replica
-    projection = project_evenly(uneven([[2, 0], [1, 3]], [[0, 1], [3, 2]]), problem)
+    projection = project_evenly(laid_out("p", [[2, 0], [1, 3]], [[0, 1], [3, 2]]), problem)
     assert (projection.slots, projection.added, projection.dropped) == (2, 0, 0), "an even plan stays as it is"
     assert projection.plan.placement.experts_of_gpu == (((2, 0), (1, 3)), ((0, 1), (3, 2)))
     assert projection.before == projection.after
 
 
 def test_the_smallest_memory_limits_the_slots():
-    """Two layers of three slots fit the first GPU, of two the second; there are 196608 bytes an expert."""
-    expert = MODEL.bytes_per_expert
-    problem = problem_with(6.5 * expert / 0.9, 4.5 * expert / 0.9)
-    projection = project_evenly(uneven([[2, 0, 1], [3, 0]], [[0, 1, 2], [3, 2]]), problem)
+    problem = problem_of(TWO_LAYERS)
+    projection = project_evenly(laid_out("p", [[2, 0, 1], [3, 0]], [[0, 1, 2], [3, 2]]), with_memory(problem, [3, 2]))
     assert projection.slots == 2
     assert projection.dropped == 2 and projection.added == 0
     with pytest.raises(InputError, match=r"needs 2 experts per layer on every GPU, but .* has memory for 1;"):
-        project_evenly(uneven([[2, 0, 1], [3]], [[0, 1, 2], [3]]), problem_with(6.5 * expert / 0.9, 2.5 * expert / 0.9))
+        project_evenly(laid_out("p", [[2, 0, 1], [3]], [[0, 1, 2], [3]]), with_memory(problem, [3, 1]))

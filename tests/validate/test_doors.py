@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import update
-from streamlit.testing.v1 import AppTest
 
 from engine import store
 from engine.errors import InputError
@@ -18,12 +17,12 @@ from engine.plan import Plan
 from engine.store import tables, team
 from engine.store.database import database
 from engine.store.problems import problem_arguments, save_inputs
-from tests.cases.broken_plans import BROKEN, CLUSTER, MODEL, RECORDING, legal, problem
-from tests.cases.cli import CommandLine
+from tests.cases.broken_plans import BROKEN, legal, problem
+from tests.cases.cli import INPUTS, CommandLine
 from tests.cases.pages import press, said, studio, visit
+from tests.cases.reviews import link
 from tests.cases.sessions import JOB, comes_from, session_with_plans
 
-INPUTS = ["--workload", RECORDING, "--cluster", CLUSTER, "--model", MODEL]
 EVERYTHING = pytest.mark.everything
 
 
@@ -96,18 +95,12 @@ def saved(workspace: str, plan: dict, name: str) -> str:
     return fine.id
 
 
-def opened(plan: str) -> AppTest:
-    app = studio()
-    app.query_params["plan"] = plan
-    return visit(app, "review")
-
-
 @pytest.mark.parametrize(
     "kind", ["missing expert", "other bytes", *(pytest.param(kind, marks=EVERYTHING) for kind in ("shares", "no matching"))]
 )
 def test_a_page_refuses_a_broken_plan_that_the_team_saved(workspace, kind):
     plan, says = broken(kind)
-    app = opened(saved(workspace, plan, f"broken: {kind}"))
+    app = link(plan=saved(workspace, plan, f"broken: {kind}"))
     lines = said((*app.warning, *app.error))
     assert re.search(says, lines), lines
     assert app.session_state["plan"] is None
@@ -117,7 +110,7 @@ def test_a_page_refuses_a_broken_plan_that_the_team_saved(workspace, kind):
 
 
 def test_a_page_opens_a_legal_plan_that_the_team_saved(workspace):
-    app = opened(saved(workspace, legal(), "legal"))
+    app = link(plan=saved(workspace, legal(), "legal"))
     assert not app.warning and not app.error and app.session_state["plan"] is not None
 
 
