@@ -19,8 +19,6 @@ from tests.cases.cli import CLUSTER, INPUTS, MODEL, RECORDING, ROOT, SAMPLES, er
 from tests.cases.files import nccl_test_log as printed
 from tests.strategies import NEEDS_ROWS
 
-# Answers.
-
 
 def test_without_a_file_nothing_is_saved_and_progress_goes_to_standard_error_only(engine, tmp_path):
     assert "saved" not in engine.text("plan", *INPUTS, "--system", "linear")

@@ -52,9 +52,6 @@ def coherent(engine, files, tmp_path) -> Path:
     return path
 
 
-# Two models
-
-
 def test_one_recording_of_the_two_can_be_another(engine, files, pair):
     others = ["--workload", files.recording("alpha-prose")], ["--workload-b", files.recording("beta-code")]
     asked = ([], others[0], others[1] + files.second[2:])
@@ -87,19 +84,13 @@ def test_what_two_models_cannot_be(engine, files, tmp_path):
     assert not (tmp_path / "plan.json").exists()
 
 
-def test_plans_of_one_model_and_of_two_do_not_mix_and_a_missing_second_is_named(engine, files, pair, tmp_path, monkeypatch):
+def test_plans_of_one_model_and_of_two_do_not_mix(engine, files, pair, tmp_path):
     single = tmp_path / "single.json"
     engine.json("plan", *files.first, "--system", "linear", "-o", single)
     assert "close the second" in engine.refused("simulate", single, *files.second)
     assert "open the second too" in engine.refused("compare", single, pair)
     assert "close the second" in engine.refused("compare", pair, single)
     assert "--workload-b" in engine.refused("simulate", pair, "--model-b", files.folder / "beta.json")
-    monkeypatch.setenv("SWITCHYARD_DATA", str(tmp_path / "elsewhere"))
-    assert "recording" in engine.refused("simulate", pair, *files.first)
-    assert engine("simulate", pair, *files.first, *files.second)[0] == 0
-
-
-# Several recordings
 
 
 def test_a_plan_for_several_recordings_remembers_them(engine, files, tmp_path):
@@ -111,9 +102,6 @@ def test_a_plan_for_several_recordings_remembers_them(engine, files, tmp_path):
     line = engine.refused("plan", *files.first, "--also", files.recording("beta-man"), "--system", "eplb")
     assert "tiny-moe-alpha" in line and "beta-man" in line
     assert "nowhere.npz" in engine.refused("plan", *files.first, "--also", "nowhere.npz", "--system", "eplb")
-
-
-# The plan in use
 
 
 def test_a_placement_file_in_use_and_a_plan_in_use_on_other_gpus(engine, files, tmp_path):
@@ -132,9 +120,6 @@ def test_a_placement_file_in_use_and_a_plan_in_use_on_other_gpus(engine, files, 
     engine.json("plan", *small, "--system", "linear", "-o", now)
     line = engine.refused("plan", *files.first, "--in-use", now, "--system", "joint")
     assert "now.json: is for 4 GPUs, but there are 8" in line
-
-
-# Launches
 
 
 @pytest.mark.parametrize("which", ["pair", "coherent"])

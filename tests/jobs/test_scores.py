@@ -36,9 +36,6 @@ def arguments_of(problem: Problem, **more) -> dict:
     return strict(problem_arguments(problem) | more)
 
 
-# A problem as arguments
-
-
 def test_a_problem_survives_being_arguments_and_what_is_gone_is_said():
     alpha, beta = sample_problem("alpha-code", tokens=300), sample("beta-man", 200)
     in_use = run(SYSTEMS["eplb"], alpha, {"time_limit": 0.1}).result.solution.placement

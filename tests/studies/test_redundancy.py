@@ -225,15 +225,14 @@ def test_the_fullest_layer_says_how_many_slots_and_the_price_is_simulated():
     problem = problem_of(TWO_LAYERS)
     plan = laid_out("p", [[2, 0, 1], [3]], [[0, 1], [3, 2, 0]])
     projection = project_evenly(plan, problem)
-    assert projection.slots == 3
-    assert projection.plan.placement.slots.tolist() == [[3, 3], [3, 3]]
-    assert projection.plan.placement.experts_of_gpu[0][0] == (2, 0, 1)  # experts that stay keep their slots
-    assert projection.plan.placement.experts_of_gpu[1][1] == (3, 2, 0)
-    assert (projection.added, projection.dropped) == (3, 0)
+    rows = projection.plan.placement.experts_of_gpu
+    assert [len(slots) for row in rows for slots in row] == [3] * 4
+    assert (rows[0][0], rows[1][1]) == ((2, 0, 1), (3, 2, 0)), "experts that stay keep their slots"
+    assert rows[1][0] == (0, 1, 3), "the busiest expert gets the replica"
+    assert (projection.slots, projection.added, projection.dropped) == (3, 3, 0)
     assert projection.plan.parent == plan.id and projection.plan.name == "p, even"
     assert projection.before.total == simulate(plan, problem).total
     assert projection.after.total == simulate(projection.plan, problem).total
-    assert projection.plan.placement.experts_of_gpu[1][0] == (0, 1, 3)  # the busiest expert gets the replica
     projection = project_evenly(laid_out("p", [[2, 0], [1, 3]], [[0, 1], [3, 2]]), problem)
     assert (projection.slots, projection.added, projection.dropped) == (2, 0, 0), "an even plan stays as it is"
     assert projection.plan.placement.experts_of_gpu == (((2, 0), (1, 3)), ((0, 1), (3, 2)))
@@ -243,7 +242,6 @@ def test_the_fullest_layer_says_how_many_slots_and_the_price_is_simulated():
 def test_the_smallest_memory_limits_the_slots():
     problem = problem_of(TWO_LAYERS)
     projection = project_evenly(laid_out("p", [[2, 0, 1], [3, 0]], [[0, 1, 2], [3, 2]]), with_memory(problem, [3, 2]))
-    assert projection.slots == 2
-    assert projection.dropped == 2 and projection.added == 0
+    assert (projection.slots, projection.added, projection.dropped) == (2, 0, 2)
     with pytest.raises(InputError, match=r"needs 2 experts per layer on every GPU, but .* has memory for 1;"):
         project_evenly(laid_out("p", [[2, 0, 1], [3]], [[0, 1, 2], [3]]), with_memory(problem, [3, 1]))

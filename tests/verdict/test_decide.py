@@ -86,17 +86,6 @@ def test_the_same_of_what_may_be_taken_at_most(name, value):
     assert word(evidence(), **{name: value - 1e-9}) == "not-now"
 
 
-def test_a_move_that_never_pays_is_not_one_of_which_nothing_is_known():
-    never = evidence(move=Move(copies=1, bytes=1.0, seconds=1.0))
-    shown = {
-        name: (criterion.value, criterion.infinite, criterion.passed)
-        for name, case in (("never", never), ("unknown", evidence(parts=())))
-        for criterion in decide(case, LIMITS).criteria
-        if criterion.name == "break_even_minutes"
-    }
-    assert shown == {"never": (None, True, False), "unknown": (None, False, False)}
-
-
 def test_the_error_of_a_mean_of_independent_parts():
     case = evidence(parts=(part(0.1, error=0.03), part(0.3, error=0.04, name="c")))
     assert case.gain == pytest.approx(0.2) and case.error == pytest.approx(0.05 / 2)
