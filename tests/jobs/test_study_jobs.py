@@ -1,4 +1,4 @@
-"""Studies as jobs: points while they run, the whole at the end, and the points so far after a stop."""
+"""Studies and verdicts as jobs: points while they run, the whole at the end, the points so far after a stop."""
 
 import os
 import signal
