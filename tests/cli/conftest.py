@@ -17,12 +17,10 @@ STEP = {"phase": "decode", "sequences": 32, "context": 1000, "output": 200}
 
 @pytest.fixture
 def engine(capsys) -> CommandLine:
-    """Calls commands and returns their exit codes and outputs."""
     return CommandLine(capsys)
 
 
 def run(folder: Path, *commands: list) -> None:
-    """Commands that must succeed, with a data folder inside."""
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()):
         patch.setenv("SWITCHYARD_DATA", str(folder / DATA))
         for words in commands:
@@ -31,7 +29,6 @@ def run(folder: Path, *commands: list) -> None:
 
 
 def copied(folder: Path, into: Path, data: Path) -> None:
-    """Copy the files of a folder, and the data folder inside it."""
     shutil.copytree(folder / DATA, data)
     for file in folder.glob("*.json"):
         shutil.copy(file, into)
@@ -55,8 +52,8 @@ def saved(saved_once, tmp_path, own_data_folder) -> Path:
 def files_once(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("files")
     inputs = [*INPUTS[:2], "--cluster", folder / "cluster.json", *INPUTS[4:]]
-    plans = (["plan", *inputs, "--system", system, "-o", folder / f"{system}.json"] for system in ("linear", "eplb"))
-    run(folder, ["catalogue", "H200", "-o", folder / "cluster.json"], *plans)
+    plan = ["plan", *inputs, "--system", "linear", "-o", folder / "linear.json"]
+    run(folder, ["catalogue", "H200", "-o", folder / "cluster.json"], plan)
     for name, content in (("step", STEP), ("config", ALPHA)):
         (folder / f"{name}.json").write_text(json.dumps(content))
     return folder
@@ -64,6 +61,5 @@ def files_once(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def files(files_once, tmp_path, own_data_folder) -> dict[str, Path]:
-    """Two plans for the shipped recording on eight H200, a step and the model's config."""
     copied(files_once, tmp_path, own_data_folder)
-    return {name: tmp_path / f"{name}.json" for name in ("cluster", "linear", "eplb", "step", "config")}
+    return {name: tmp_path / f"{name}.json" for name in ("cluster", "linear", "step", "config")}

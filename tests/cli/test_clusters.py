@@ -63,22 +63,23 @@ def test_the_command_line_submits_and_collects(engine, saved, shared, tmp_path, 
         assert "is not the run folder" in engine.refused(command, tmp_path)
 
 
+SLURM = "--on slurm --shared {shared} "
 REFUSED = [
-    (["--on", "slurm"], "needs --shared"),
-    (["--on", "kubernetes", "--shared", "S", "--image", "x"], "needs --claim"),
-    (["--on", "kubernetes", "--shared", "S", "--claim", "x"], "needs --image"),
-    (["--on", "kubernetes", "--shared", "S", "--partition", "x"], "--partition is not for --on kubernetes"),
-    (["--on", "slurm", "--shared", "S", "--queue", "x"], "--queue is not for --on slurm"),
-    (["--on", "slurm", "--shared", "S", "--partition", "a\n#SBATCH"], "partition"),
-    (["--on", "slurm", "--shared", "S", "--ranks", "2"], "--ranks-per-node instead of --ranks"),
-    (["--on", "slurm", "--shared", "S", "--scale", "2"], "--scale"),
-    (["--on", "slurm", "--shared", "S", "--nodes", "9"], "choose between 1 and 8"),
-    (["--on", "slurm", "--shared", "/nowhere/at/all"], "no run folder can be made"),
-    (["--on", "slurm", "--shared", "S", "--gpus-per-node", "-1"], "gpus_per_node"),
-    (["--on", "slurm", "--shared", "S", "--memory-per-node", "0"], "memory_per_node"),
-    (["--on", "slurm", "--shared", "S", "--cluster", "UNEVEN"], "different numbers of GPUs"),
-    (["--gpus-per-node", "0"], "--gpus-per-node is for a cluster"),
-    (["--submit"], "--submit is for a cluster"),
+    ("--on slurm", "needs --shared"),
+    ("--on kubernetes --shared {shared} --image x", "needs --claim"),
+    ("--on kubernetes --shared {shared} --claim x", "needs --image"),
+    ("--on kubernetes --shared {shared} --partition x", "--partition is not for --on kubernetes"),
+    (SLURM + "--queue x", "--queue is not for --on slurm"),
+    (SLURM + "--partition a\n#SBATCH", "partition"),
+    (SLURM + "--ranks 2", "--ranks-per-node instead of --ranks"),
+    (SLURM + "--scale 2", "--scale"),
+    (SLURM + "--nodes 9", "choose between 1 and 8"),
+    ("--on slurm --shared /nowhere/at/all", "no run folder can be made"),
+    (SLURM + "--gpus-per-node -1", "gpus_per_node"),
+    (SLURM + "--memory-per-node 0", "memory_per_node"),
+    (SLURM + "--cluster {uneven}", "different numbers of GPUs"),
+    ("--gpus-per-node 0", "--gpus-per-node is for a cluster"),
+    ("--submit", "--submit is for a cluster"),
 ]
 
 
@@ -86,16 +87,15 @@ def test_the_command_line_refuses_what_makes_no_sense(engine, saved, shared, tmp
     node = cluster_presets()["mixed-8"].cluster.nodes[0]
     uneven = Cluster(name="uneven", nodes=(node, node.model_copy(update={"name": "twice", "gpus": node.gpus * 2})))
     (tmp_path / "uneven.json").write_text(uneven.to_json())
-    places = {"S": shared, "UNEVEN": tmp_path / "uneven.json"}
     for options, word in REFUSED:
-        code, out, errors = engine("launch", saved, *[places.get(option, option) for option in options])
+        words = [word.format(shared=shared, uneven=tmp_path / "uneven.json") for word in options.split(" ")]
+        code, out, errors = engine("launch", saved, *words)
         assert (code, out) == (2, "") and word in errors.splitlines()[-1]
         assert not list(shared.iterdir())
 
 
 @pytest.fixture
 def engine(capsys, monkeypatch) -> CommandLine:
-    """Commands on a machine with a PyTorch without a GPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     return CommandLine(capsys)
 
@@ -105,10 +105,7 @@ def test_gpus_of_this_machine(engine, monkeypatch, tmp_path):
     path = tmp_path / "cluster.json"
     answer = engine.json("detect", "-o", path)
     assert answer["gpus"] == [{"name": "NVIDIA A100-SXM4-80GB", "type": "A100-80", "memory": 80 * GIB}] * 4
-    cluster = read_cluster(path)
-    drawn = Cluster.from_dict(answer["cluster"], "")
-    assert cluster.model_dump(exclude_none=True) == drawn.model_dump(exclude_none=True)
-    assert cluster.nodes[0].link_bandwidth == pytest.approx(300e9) and answer["saved"] == str(path)
+    assert read_cluster(path) == Cluster.from_dict(answer["cluster"], "") and answer["saved"] == str(path)
     text = engine.text("detect")
     assert "4 × A100-80, links 300 GB/s" in text and "80 GiB" in text and "note: " in text and "saved" not in text
 
@@ -152,25 +149,17 @@ def test_measured_pairs_as_a_cluster(engine, tmp_path):
     ends = [("a", "1b"), ("a", "43"), ("b", "1b")]
     for number, pair in enumerate(combinations(ends, 2)):
         (logs / f"{number}.out").write_text(pair_log(pair, 200e9 if pair[0][0] == pair[1][0] else 25e9))
-    seen = engine.json("inspect", logs)
-    assert (seen["kind"], seen["format"], seen["checks"][0]["severity"]) == ("pairs", "nccl-pairs", "ok")
     text = engine.text("inspect", *sorted(logs.glob("*.out")))
     assert "pairwise nccl-tests output; open all of it at once on the Cluster page, or give it to detect" in text
     alone = engine.json("inspect", logs / "0.out")
     assert alone["kind"] == "measurements" and "detect --pairs" in alone["checks"][0]["message"]
     (logs / "notes.md").write_text("measured in March")
     path = tmp_path / "ours.json"
-    answer = engine.json("detect", "--pairs", logs, "-o", path)
-    cluster = read_cluster(path)
+    pairs, cluster = engine.json("detect", "--pairs", logs, "-o", path)["pairs"], read_cluster(path)
     assert (cluster.name, [len(node.gpus) for node in cluster.nodes]) == ("ours", [2, 1])
-    assert cluster.nodes[0].link_bandwidth == pytest.approx(200e9, rel=1e-3)
-    assert cluster.gpus[2].send_bandwidth == pytest.approx(25e9, rel=1e-3)
-    pairs = answer["pairs"]
-    assert pairs["gpus"] == ["a [1b]", "a [43]", "b [1b]"]
+    assert pairs["gpus"] == ["a [1b]", "a [43]", "b [1b]"] and pairs["mean_error"] < 1e-3
     assert pairs["measured"][0] == [None, pytest.approx(200e9, rel=1e-3), pytest.approx(25e9, rel=1e-3)]
-    assert pairs["drawn"][0] == pairs["measured"][0] or pairs["mean_error"] < 1e-3
     text = engine.text("detect", "--pairs", *sorted(logs.glob("*.out")))
     assert "a [1b] and a [43]" in text and "node a: 2 × H100, links" in text and "one pair ran at a time" in text
-    saved = tmp_path / "topo.txt"
-    assert "choose one" in engine.refused("detect", "--pairs", logs, "--topology", saved)
+    assert "choose one" in engine.refused("detect", "--pairs", logs, "--topology", tmp_path / "topo.txt")
     assert "not what nccl-tests prints" in engine.refused("detect", "--pairs", path)

@@ -4,10 +4,6 @@ import numpy as np
 import pytest
 
 from engine.formats import read_workload
-from engine.plan import Placement, Plan, SendOrder
-from engine.result import Provenance
-from engine.workload import RoutingTrace
-from tests.cases import tensorrt_llm
 from tests.cases.recordings import SAMPLES
 
 BETA = SAMPLES / "beta-man.npz"
@@ -24,7 +20,7 @@ def profiled(tmp_path):
     return tmp_path / "run.npz"
 
 
-def test_fix_cuts_profile_rows(engine, profiled):
+def test_fix_cuts_profile_rows_and_tells_it_to_a_person(engine, profiled, tmp_path):
     before = profiled.read_bytes()
     answer = engine.json("inspect", profiled, "--fix")
     (check,) = [check for check in answer["checks"] if check["severity"] != "ok"]
@@ -34,53 +30,39 @@ def test_fix_cuts_profile_rows(engine, profiled):
     assert mended["file"] == str(profiled.with_name("run-mended.npz"))
     assert mended["done"][0].startswith("Cut 8,448 tokens") and len(mended["done"]) == 1
     sound = engine.json("inspect", BETA)
-    assert mended["max_over_mean"] == sound["max_over_mean"]
-    assert max(answer["max_over_mean"]) > 2 * max(sound["max_over_mean"])
     again = engine.json("inspect", mended["file"])
-    assert again["max_over_mean"] == sound["max_over_mean"]
+    assert again["max_over_mean"] == mended["max_over_mean"] == sound["max_over_mean"]
     assert [check["severity"] for check in again["checks"]] == ["ok"] * len(again["checks"])
     assert again["checks"][0]["message"] == mended["done"][0]
     assert profiled.read_bytes() == before
-
-
-def test_fix_tells_a_person_what_it_did(engine, profiled, tmp_path):
     text = engine.text("inspect", profiled, "--fix", "-o", tmp_path / "short.npy")
     assert f"mended: {tmp_path / 'short.npy'}" in text and "Cut 8,448 tokens" in text
     assert "not in the file: which sequence a token belongs to" in text
-    assert read_workload(tmp_path / "short.npy").tokens == 12288
+    assert "nothing was mended" in engine.text("inspect", mended["file"], "--fix")
 
 
-def test_fix_says_how_a_person_chooses(engine, tmp_path):
+def test_fix_says_how_a_person_chooses_a_phase_and_keeps_it(engine, tmp_path):
     trace = read_workload(BETA)
     experts, phase = trace.experts.copy(), np.arange(trace.tokens) % 2
     experts[phase == 1] = 15 - np.arange(2)  # far from the choices of prefill
     np.savez(tmp_path / "phases.npz", experts=experts, phase=phase)
     text = engine.text("inspect", tmp_path / "phases.npz", "--fix")
     assert "nothing written; choose with --keep prefill or --keep decode" in text
-
-
-def test_fix_without_a_fault_writes_nothing(engine, tmp_path):
-    path = tmp_path / "copy.npz"
-    path.write_bytes(BETA.read_bytes())
-    assert engine.json("inspect", path, "--fix")["mended"] is None
-    assert "nothing was mended" in engine.text("inspect", path, "--fix")
-    assert [file.name for file in tmp_path.iterdir() if file.is_file()] == ["copy.npz"]
+    answer = engine.json("inspect", tmp_path / "phases.npz", "--fix", "--keep", "decode", "-o", tmp_path / "decode.npz")
+    assert answer["mended"]["done"] == ["Kept the 6,144 tokens of decode out of 12,288."]
+    np.testing.assert_array_equal(read_workload(tmp_path / "decode.npz").experts, experts[phase == 1])
 
 
 def test_fix_folds_slots_with_the_plan_that_ran(engine, tmp_path):
     trace = read_workload(BETA)
     rng = np.random.default_rng(0)
     slots = np.stack([rng.permutation(np.r_[0:16, 0:4]) for _ in range(8)])
-    ran = Plan(
-        name="ran",
-        placement=Placement.from_slots(slots, np.full(4, 5), 16, tuple(range(8))),
-        send_order=SendOrder(mode="concurrent"),
-        provenance=Provenance(optimiser="file"),
-    )
-    (tmp_path / "ran.json").write_text(ran.to_json())
+    lines = ["num_slots: 20", "layer_updates_per_iter: 0", "initial_global_assignments:"]
+    lines += [f"  {layer}: {row.tolist()}" for layer, row in enumerate(slots)]
+    (tmp_path / "ran.yaml").write_text("\n".join(lines))
     slot = np.stack([[row.tolist().index(expert) for expert in range(16)] for row in slots])
     np.savez(tmp_path / "slots.npz", experts=slot[np.arange(8)[:, None], trace.experts], num_experts=20)
-    named = ["--model", MODEL, "--deployed", tmp_path / "ran.json"]
+    named = ["--model", MODEL, "--deployed", tmp_path / "ran.yaml"]
     answer = engine.json("inspect", tmp_path / "slots.npz", *named, "--fix")
     assert answer["checks"][0]["code"] == "slot-ids"
     assert answer["mended"]["done"] == ["Folded 20 slots to 16 experts."]
@@ -90,79 +72,35 @@ def test_fix_folds_slots_with_the_plan_that_ran(engine, tmp_path):
     assert folded.num_experts == 16
 
 
-def test_keep_one_phase(engine, tmp_path):
-    trace = read_workload(BETA)
-    phase = (np.arange(trace.tokens) % 3 == 0).astype(np.int8)
-    np.savez(tmp_path / "both.npz", experts=trace.experts, num_experts=16, phase=phase)
-    answer = engine.json("inspect", tmp_path / "both.npz", "--fix", "--keep", "decode", "-o", tmp_path / "decode.npz")
-    assert answer["mended"]["done"] == ["Kept the 4,096 tokens of decode out of 12,288."]
-    np.testing.assert_array_equal(read_workload(tmp_path / "decode.npz").experts, trace.experts[phase == 1])
-
-
-@pytest.mark.parametrize("name", ["a.npz", "a.csv", "a.parquet"])
-def test_convert_and_back(engine, tmp_path, name):
-    path = tmp_path / name
-    answer = engine.json("convert", BETA, "-o", path)
-    assert (answer["kind"], answer["from"], answer["format"], answer["lost"]) == ("routing", "npz", name[2:], [])
-    assert answer["bytes"] == path.stat().st_size
-    assert read_workload(path).digest == read_workload(BETA).digest
-
-
-def test_convert_says_what_is_lost(engine, tmp_path):
-    code, out, errors = engine("convert", BETA, "-o", tmp_path / "a.json", "--model", MODEL)
-    assert (code, errors) == (0, "not in a.json: which token chose what: only counts are kept\n")
-    assert "written as sglang-statistics" in out
-    answer = engine.json("convert", tmp_path / "a.json", "-o", tmp_path / "loads.csv")
-    assert (answer["kind"], answer["lost"]) == ("loads", [])
-    np.testing.assert_array_equal(read_workload(tmp_path / "loads.csv").load, read_workload(BETA).load)
-    answer = engine.json("convert", BETA, "-o", tmp_path / "b.csv", "--to", "loads-csv", "--model", MODEL)
-    assert answer["format"] == "loads-csv" and not isinstance(read_workload(tmp_path / "b.csv"), RoutingTrace)
-
-
-def test_convert_one_of_several(engine, tmp_path):
+def test_convert_one_of_several_and_say_what_is_lost(engine, tmp_path):
     np.savez(tmp_path / "two.npz", first=np.zeros((3, 2, 1), int), second=np.arange(4).reshape(2, 2, 1))
     engine.json("convert", f"{tmp_path / 'two.npz'}::second", "-o", tmp_path / "a.npy")
     assert np.load(tmp_path / "a.npy").ravel().tolist() == [0, 1, 2, 3]
+    code, out, errors = engine("convert", BETA, "-o", tmp_path / "a.json", "--model", MODEL)
+    assert (code, errors) == (0, "not in a.json: which token chose what: only counts are kept\n")
+    assert "written as sglang-statistics" in out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("inspect", "{run}", "-o", "{folder}/a.npz"), "-o goes with --fix"),
-        (("inspect", "{run}", "--keep", "decode"), "--keep goes with --fix"),
-        (("inspect", "{run}", "--fix", "--keep", "decode"), "which phase"),
-        (("inspect", "{run}", "--fix", "-o", "{run}"), "run.npz: is what is read"),
-        (("inspect", "{run}", "{other}", "--fix", "-o", "{folder}/a.npz"), "a.npz: there are several"),
-        (("inspect", "{run}", "--fix", "-o", "{folder}/a.dat"), "a.dat: which format?"),
-        (("convert", "{run}", "-o", "{folder}/sub/../run.npz"), "is what is read"),
-        (("convert", "{folder}", "-o", "{run}"), "run.npz: is in the folder that is read"),
-        (("convert", "{run}", "{other}", "-o", "{folder}/a.npz"), "2 recordings"),
-        (("convert", "{run}", "-o", "{folder}/a.json"), "give the model that was recorded"),
-        (("convert", "{run}", "-o", "{folder}/a.dat"), "a.dat: which format?"),
-        (("convert", "{run}::x", "{other}", "-o", "{folder}/a.npz"), "convert one at a time"),
-        (("convert", "{model}", "-o", "{folder}/a.npz"), "not a recording"),
-    ],
-)
-def test_refused(engine, profiled, tmp_path, arguments, says):
+REFUSED = [
+    (("inspect", "{run}", "-o", "{folder}/a.npz"), "-o goes with --fix"),
+    (("inspect", "{run}", "--keep", "decode"), "--keep goes with --fix"),
+    (("inspect", "{run}", "--fix", "--keep", "decode"), "which phase"),
+    (("inspect", "{run}", "--fix", "-o", "{run}"), "run.npz: is what is read"),
+    (("inspect", "{run}", "{other}", "--fix", "-o", "{folder}/a.npz"), "a.npz: there are several"),
+    (("inspect", "{run}", "--fix", "-o", "{folder}/a.dat"), "a.dat: which format?"),
+    (("convert", "{run}", "-o", "{folder}/sub/../run.npz"), "is what is read"),
+    (("convert", "{folder}", "-o", "{run}"), "run.npz: is in the folder that is read"),
+    (("convert", "{run}", "{other}", "-o", "{folder}/a.npz"), "2 recordings"),
+    (("convert", "{run}", "-o", "{folder}/a.json"), "give the model that was recorded"),
+    (("convert", "{run}", "-o", "{folder}/a.dat"), "a.dat: which format?"),
+    (("convert", "{run}::x", "{other}", "-o", "{folder}/a.npz"), "convert one at a time"),
+    (("convert", "{model}", "-o", "{folder}/a.npz"), "not a recording"),
+]
+
+
+def test_what_cannot_be_mended_or_converted_is_refused_and_writes_nothing(engine, profiled, tmp_path):
     (tmp_path / "sub").mkdir()
-    before = sorted(tmp_path.iterdir())
     names = {"run": profiled, "other": BETA, "folder": tmp_path, "model": MODEL}
-    assert says in engine.refused(*(argument.format(**names) for argument in arguments))
-    assert [path for path in sorted(tmp_path.iterdir()) if path not in before and path.is_file()] == []
-
-
-def test_tensorrt_llms_slots_are_folded_by_the_plan_that_ran(engine, tmp_path):
-    """Four experts in six slots: 0 and 2 twice in layer 1, 1 and 3 in layers 2 and 3."""
-    slots = {1: [0, 1, 2, 3, 0, 2], 2: [3, 2, 1, 0, 1, 3], 3: [1, 3, 0, 1, 2, 3]}
-    counts = {1: [5, 7, 1, 2, 4, 1], 2: [1, 2, 3, 4, 5, 5], 3: [9, 1, 3, 3, 3, 1]}
-    folder = tensorrt_llm.recording(tmp_path / "run", [{f"0_{layer}": row for layer, row in counts.items()}], experts=6)
-    lines = ["num_slots: 6", "layer_updates_per_iter: 0", "initial_global_assignments:"]
-    (tmp_path / "plan.yaml").write_text("\n".join([*lines, *(f"  {layer}: {row}" for layer, row in slots.items()), ""]))
-    (tmp_path / "model.json").write_text(tensorrt_llm.MODEL.to_json())
-    named = ["--model", tmp_path / "model.json", "--deployed", tmp_path / "plan.yaml"]
-    assert engine.json("inspect", folder, *named)["experts"] == 4
-    engine.json("convert", folder, *named, "-o", tmp_path / "folded.npz")
-    folded = read_workload(tmp_path / "folded.npz")
-    assert folded.load.tolist() == [[9, 7, 2, 2], [4, 8, 2, 6], [3, 12, 3, 2]]
-    assert folded.model_layers == (1, 2, 3)
-    assert "--model" in engine.refused("inspect", folder, *named[2:])
+    for arguments, says in REFUSED:
+        assert says in engine.refused(*(argument.format(**names) for argument in arguments))
+    assert [path for path in tmp_path.iterdir() if path.is_file()] == [profiled]

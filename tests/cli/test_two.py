@@ -9,9 +9,7 @@ import pytest
 from engine.cli import main
 from engine.errors import InputError
 from engine.formats import read_plan
-from engine.goal import Goal
 from engine.launch.running import local as running
-from engine.systems import SYSTEMS
 from tests.cases.cli import CLUSTER, SAMPLES
 
 SHORT = ["--set", "time_limit=0.2"]
@@ -42,7 +40,6 @@ def files(tmp_path_factory) -> Files:
 
 @pytest.fixture
 def pair(engine, files, tmp_path) -> Path:
-    """A plan of two models; its inputs are in the data folder too."""
     path = tmp_path / "pair.json"
     engine.json("plan", *files.first, *files.second, "--system", "linear", "-o", path)
     return path
@@ -50,49 +47,9 @@ def pair(engine, files, tmp_path) -> Path:
 
 @pytest.fixture
 def coherent(engine, files, tmp_path) -> Path:
-    """A plan that keeps tokens at their experts."""
     path = tmp_path / "coherent.json"
     engine.json("plan", *files.first, "--system", "exflow", *SHORT, "-o", path)
     return path
-
-
-# Two models
-
-
-def test_a_plan_of_two_models_is_tried_again_without_its_inputs(engine, files, pair, tmp_path):
-    path = tmp_path / "rec.json"
-    (row,) = engine.json("plan", *files.first, *files.second, "--system", "rec", "--set", "seed=3", "-o", path)["plans"]
-    plan = read_plan(path)
-    assert plan.placement_b.experts == 16 and plan.send_order_b is not None and plan.id == row["id"]
-    assert {"workload", "workload_b", "model", "model_b"} <= set(plan.provenance.inputs)
-    assert plan.provenance.inputs["model"] != plan.provenance.inputs["model_b"]
-    alone = engine.json("simulate", path)
-    assert alone == engine.json("simulate", path, *files.first, *files.second)
-    assert alone["metrics"] == row["metrics"] and alone["metrics"]["total"] == pytest.approx(plan.claim.objective)
-    first, second = engine.json("compare", pair, path)["plans"]
-    assert first["metrics"]["total"] == pytest.approx(read_plan(pair).claim.objective)
-    assert second["metrics"] == alone["metrics"]
-    assert second["speedup"] == pytest.approx(first["metrics"]["total"] / second["metrics"]["total"])
-    assert "pair.json (Linear placement)" in engine.text("compare", pair, path)
-    assert "simulated" in engine.text("simulate", pair)
-
-
-def test_every_system_for_two_models_is_ranked(engine, files, tmp_path):
-    path = tmp_path / "best.json"
-    rows = engine.json("plan", *files.first, *files.second, "--system", "all", *SHORT, "-o", path)["plans"]
-    fitting = [name for name, system in SYSTEMS.items() if Goal.TWO_MODELS in system.goals]
-    assert sorted(row["system"] for row in rows) == sorted(fitting)
-    times = [row["metrics"]["total"] for row in rows]
-    assert times == sorted(times) and read_plan(path).id == rows[0]["id"]
-
-
-def test_the_second_model_is_the_first_unless_another_is_named(engine, files, tmp_path):
-    path = tmp_path / "same.json"
-    engine.json("plan", *files.first, "--workload-b", files.recording("alpha-man"), "--system", "linear", "-o", path)
-    inputs = read_plan(path).provenance.inputs
-    assert inputs["model"] == inputs["model_b"] and inputs["workload"] != inputs["workload_b"]
-    line = engine.refused("plan", *files.first, "--workload-b", files.recording("beta-man"), "--system", "linear")
-    assert "tiny-moe-alpha" in line and "beta-man" in line and "experts per token" in line
 
 
 def test_one_recording_of_the_two_can_be_another(engine, files, pair):
@@ -104,22 +61,19 @@ def test_one_recording_of_the_two_can_be_another(engine, files, pair):
     assert len({own["total"], first["total"], second["total"]}) == 3
 
 
-def fewer_experts(files: Files, folder: Path) -> list[object]:
-    np.savez(folder / "narrow.npz", experts=np.zeros((40, 2, 1), dtype=np.int16))
-    (folder / "narrow.json").write_text(
-        json.dumps(json.loads((files.folder / "alpha.json").read_text()) | {"experts": 8, "name": "narrow"})
-    )
-    return ["--workload-b", folder / "narrow.npz", "--model-b", folder / "narrow.json"]
-
-
 def test_what_two_models_cannot_be(engine, files, tmp_path):
     def refused(*more: object, system: str = "aurora") -> str:
         return engine.refused("plan", *files.first, *more, "--system", system, "-o", tmp_path / "plan.json")
 
     third = refused(*files.second, "--workload-b", files.recording("alpha-prose"))
     assert "3 models on one cluster: a GPU is shared by two models at most" in third
-    line = refused(*fewer_experts(files, tmp_path))
+    narrow = json.loads((files.folder / "alpha.json").read_text()) | {"experts": 8, "name": "narrow"}
+    (tmp_path / "narrow.json").write_text(json.dumps(narrow))
+    np.savez(tmp_path / "narrow.npz", experts=np.zeros((40, 2, 1), dtype=np.int16))
+    line = refused("--workload-b", tmp_path / "narrow.npz", "--model-b", tmp_path / "narrow.json")
     assert "16 experts per layer" in line and "choose a second model with 16 experts" in line
+    line = refused("--workload-b", files.recording("beta-man"), system="linear")
+    assert "tiny-moe-alpha" in line and "beta-man" in line and "experts per token" in line
     line = refused("--model-b", files.folder / "beta.json")
     assert "--model-b needs the second model's recording too (--workload-b)" in line
     for more in (("--also", files.recording("alpha-prose")), ("--in-use", files.recording("alpha-prose"))):
@@ -139,63 +93,26 @@ def test_plans_of_one_model_and_of_two_do_not_mix(engine, files, pair, tmp_path)
     assert "--workload-b" in engine.refused("simulate", pair, "--model-b", files.folder / "beta.json")
 
 
-def test_a_second_model_that_is_not_in_the_data_folder_is_missed(engine, files, pair, tmp_path, monkeypatch):
-    monkeypatch.setenv("SWITCHYARD_DATA", str(tmp_path / "elsewhere"))
-    assert "recording" in engine.refused("simulate", pair, *files.first)
-    assert engine("simulate", pair, *files.first, *files.second)[0] == 0
-
-
-# Several recordings
-
-
 def test_a_plan_for_several_recordings_remembers_them(engine, files, tmp_path):
-    also_served, kept = [files.recording(f"alpha-{name}") for name in ("prose", "man")], {}
-    for name, more in (("alone", []), ("robust", ["--also", also_served[0], "--also", also_served[1]])):
-        path = tmp_path / f"{name}.json"
-        (row,) = engine.json("plan", *files.first, *more, "--system", "eplb", *SHORT, "-o", path)["plans"]
-        assert ("worst recording" in row["notes"]["balancedness"]["value"]) == (name == "robust")
-        also = {role for role in read_plan(path).provenance.inputs if role.startswith("workload_also")}
-        assert also == ({"workload_also_0", "workload_also_1"} if more else set())
-        own = engine.json("simulate", path)["metrics"]
-        assert own == row["metrics"] and own["bound"] is not None
-        kept[name] = [engine.json("simulate", path, "--workload", other)["metrics"]["balancedness"] for other in also_served]
-    assert min(kept["robust"]) > min(kept["alone"])
-
-
-def test_another_recording_must_be_of_the_same_model(engine, files):
+    path, also = tmp_path / "robust.json", ["--also", files.recording("alpha-prose"), "--also", files.recording("alpha-man")]
+    (row,) = engine.json("plan", *files.first, *also, "--system", "eplb", *SHORT, "-o", path)["plans"]
+    assert "worst recording" in row["notes"]["balancedness"]["value"]
+    assert {"workload_also_0", "workload_also_1"} < set(read_plan(path).provenance.inputs)
+    assert engine.json("simulate", path)["metrics"] == row["metrics"]
     line = engine.refused("plan", *files.first, "--also", files.recording("beta-man"), "--system", "eplb")
     assert "tiny-moe-alpha" in line and "beta-man" in line
     assert "nowhere.npz" in engine.refused("plan", *files.first, "--also", "nowhere.npz", "--system", "eplb")
 
 
-# The plan in use
-
-
-@pytest.mark.parametrize("system", ["linear", "eplb"])
-def test_few_experts_move_from_the_plan_in_use(engine, files, tmp_path, system):
-    now, new = tmp_path / "now.json", tmp_path / "new.json"
-    engine.json("plan", *files.first, "--system", system, *(SHORT if system == "eplb" else []), "-o", now)
-    most = 4 if system == "linear" else 12
-    joint = ["--system", "joint", *SHORT, "--set", f"max_moves={most}"]
-    (row,) = engine.json("plan", *files.first, "--in-use", now, *joint, "-o", new)["plans"]
-    assert "in_use" in read_plan(new).provenance.inputs
-    moves = engine.json("compare", now, new)["plans"][1]["moved_experts"]
-    assert 0 < moves <= most
-    assert row["notes"]["experts that move"]["value"] == f"{moves} of 32, at most {most} allowed"
-
-
-def test_a_placement_file_in_use(engine, files, tmp_path):
+def test_a_placement_file_in_use_and_a_plan_in_use_on_other_gpus(engine, files, tmp_path):
     rows = [f"{layer * 16 + expert},{(expert + layer) % 8}" for layer in range(2) for expert in range(16)]
     (tmp_path / "now.csv").write_text("\n".join(["Expert,Node", *rows]))
-    new = tmp_path / "new.json"
-    arguments = ["plan", *files.first, "--in-use", tmp_path / "now.csv", "--system", "joint", "--set", "max_moves=2"]
-    engine.json(*arguments, "-o", new)
-    placed = read_plan(new).placement.gpu_of_expert
+    new, joint = tmp_path / "new.json", ["--system", "joint", *SHORT, "--set", "max_moves=2"]
+    (row,) = engine.json("plan", *files.first, "--in-use", tmp_path / "now.csv", *joint, "-o", new)["plans"]
+    placed = read_plan(new)
     wanted = (np.arange(16) + np.arange(2)[:, None]) % 8
-    assert (placed != wanted).sum() in (0, 2)
-
-
-def test_a_plan_in_use_on_other_gpus(engine, files, tmp_path):
+    assert (placed.placement.gpu_of_expert != wanted).sum() in (0, 2) and "in_use" in placed.provenance.inputs
+    assert row["notes"]["experts that move"]["value"].endswith("of 32, at most 2 allowed")
     cluster = json.loads(CLUSTER.read_text())
     (tmp_path / "small.json").write_text(json.dumps(cluster | {"nodes": cluster["nodes"][:2]}))
     now = tmp_path / "now.json"
@@ -203,17 +120,6 @@ def test_a_plan_in_use_on_other_gpus(engine, files, tmp_path):
     engine.json("plan", *small, "--system", "linear", "-o", now)
     line = engine.refused("plan", *files.first, "--in-use", now, "--system", "joint")
     assert "now.json: is for 4 GPUs, but there are 8" in line
-    missing = ["--in-use", tmp_path / "nowhere.json", "--system", "joint"]
-    assert "nowhere.json" in engine.refused("plan", *files.first, *missing)
-
-
-# Launches
-
-
-def test_a_coherent_plan_is_tried_again_without_its_inputs(engine, files, coherent):
-    plan, answer = read_plan(coherent), engine.json("simulate", coherent)
-    assert plan.execution == "context-coherent" and "all_gather" in answer["metrics"]["seconds"]
-    assert answer["metrics"]["total"] == pytest.approx(plan.claim.objective)
 
 
 @pytest.mark.parametrize("which", ["pair", "coherent"])

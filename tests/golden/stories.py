@@ -33,7 +33,6 @@ LONGEST = 40
 
 
 def needs_shared(name: str) -> bool:
-    """True if a story reads files that are not part of the repository."""
     return any("shared/" in command for command in STORIES[name]["commands"])
 
 
@@ -108,7 +107,6 @@ def _content(path: Path) -> Any:
 
 
 def _reduced(content: Any) -> Any:
-    """The content without figures of the clock, long lists as digest and sums."""
     if isinstance(content, dict):
         return {key: _reduced(value) for key, value in content.items() if key not in CLOCK}
     if isinstance(content, str):

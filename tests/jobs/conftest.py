@@ -1,5 +1,7 @@
 """The fixture that starts jobs of `tests/jobs/handlers.py`."""
 
+from pathlib import Path
+
 import pytest
 
 from engine.jobs import runner
@@ -9,11 +11,10 @@ from tests.cases.jobs import WORKER
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts jobs of `tests/jobs/handlers.py`; whatever still runs at the end of the test is killed."""
     started = []
 
-    def begin(kind: str, arguments: dict | None = None, queued: bool = True) -> Job:
-        started.append(runner.start(kind, arguments or {}, tmp_path, module=WORKER, queued=queued))
+    def begin(kind: str, arguments: dict | None = None, root: Path = tmp_path, module: str = WORKER, **more: bool) -> Job:
+        started.append(runner.start(kind, arguments or {}, root, module=module, **more))
         return started[-1]
 
     yield begin

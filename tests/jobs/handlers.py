@@ -43,7 +43,6 @@ class LooseAnswer(Answer):
 
 
 def count(ask: Count, context: Context) -> LooseAnswer:
-    """Counts to `steps`, keeping and reporting every step, until asked to stop."""
     reached = 0
     while reached < ask.steps and not context.stop():
         reached += 1
@@ -66,24 +65,20 @@ def study(ask: Count, context: Context) -> LooseAnswer:
 
 
 def rest(pause: float, point: int, stop: Stop, report: Callable[..., None]) -> int:
-    """The work of a point."""
     time.sleep(pause)
     return point
 
 
 def refuse(ask: Loose, context: Context) -> LooseAnswer:
-    """Finds the input wrong."""
     raise InputError("load.csv, line 3:\nexpert 9 of 8")
 
 
 def crash(ask: Loose, context: Context) -> LooseAnswer:
-    """Has a bug."""
     print("before the bug")
     return LooseAnswer(answer={}["missing"])
 
 
 def leave(ask: Loose, context: Context) -> LooseAnswer:
-    """Ends the process with an exit code and not a word."""
     os._exit(3)
 
 
@@ -101,7 +96,6 @@ def cling(ask: Loose, context: Context) -> LooseAnswer:
 
 
 def fill(ask: Loose, context: Context) -> LooseAnswer:
-    """Fills its disk, and then has something to say."""
     context.keep(LooseAnswer(reached=1))
     with (context.folder / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:

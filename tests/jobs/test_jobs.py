@@ -119,18 +119,6 @@ def test_a_job_outlives_the_server_that_started_it(tmp_path):
     assert runner.wait(first, 60) is State.DONE and first.result["reached"] == 30
 
 
-def test_a_fresh_process_sees_and_cancels_a_job_it_did_not_start(start, tmp_path):
-    job = start("count", LONG)
-    until(lambda: job.progress)
-    code = (
-        "import sys; from pathlib import Path; from engine.jobs import runner\n"
-        "job = runner.find(sys.argv[2], Path(sys.argv[1])); print(job.state, job.progress.done > 0)\n"
-        "runner.cancel(job); print(runner.wait(job, 5), job.result['returned'])"
-    )
-    assert in_another_process(code, tmp_path, job.id) == "running True\ncancelled True"
-    assert runner.wait(job, 2) is State.CANCELLED
-
-
 def test_a_recycled_process_id_is_not_taken_for_the_worker(tmp_path):
     job = by_hand(tmp_path)
     protocol.write_pid(job.folder, os.getpid())
@@ -139,14 +127,6 @@ def test_a_recycled_process_id_is_not_taken_for_the_worker(tmp_path):
     (job.folder / "pid").write_text(json.dumps(identity | {"start": identity["start"] - 60}))
     assert job.state is State.FAILED and job.error == "the process is gone"
     runner.cancel(job)
-    assert job.state is State.FAILED
-
-
-@pytest.mark.clock
-def test_a_job_whose_worker_never_came_has_failed_after_a_while(tmp_path):
-    job = by_hand(tmp_path)
-    assert job.state is State.STARTING and job.elapsed < 5
-    (job.folder / protocol.REQUEST).write_text(job.request.model_copy(update={"created": 0.0}).to_json())
     assert job.state is State.FAILED
 
 
@@ -217,7 +197,6 @@ DAMAGED = [
 
 @pytest.mark.parametrize("content", DAMAGED, ids=lambda content: ascii(content[:12]))
 def test_a_damaged_file_is_no_surprise(tmp_path, content):
-    """Whichever it is, the job has a state, and a line says which file cannot be read."""
     for name in (protocol.PID, protocol.EXIT, protocol.ERROR, protocol.RESULT, protocol.PROGRESS, protocol.REQUEST):
         job = by_hand(tmp_path / name)
         (job.folder / protocol.PID).write_text(json.dumps({"pid": 2**22 + 1, "start": 0.0}))

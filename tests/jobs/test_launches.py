@@ -34,7 +34,6 @@ HANDLE = "slurm://switchyard/4242"
 
 @pytest.fixture
 def job(tmp_path) -> Job:
-    """A launch of two plans on two ranks, asked for and not begun."""
     store.save_workload(TRACE)
     return request_of(Launch(PLANS, TRACE, MODEL, ranks=2, repeats=2), tmp_path)
 
@@ -80,7 +79,6 @@ def on_slurm(tmp_path, monkeypatch):
 
 
 def print_progress(shared: str, node: int, done: float, message: str) -> None:
-    """A node's ranks print a progress line."""
     (folder,) = Path(shared).glob("run-*")
     with (folder / f"slurm-4242-switchyard-{node}.out").open("a") as file:
         file.write(f"[default0]:{PROGRESS}{json.dumps({'done': done, 'message': message})}\n{PROGRESS}torn\n")

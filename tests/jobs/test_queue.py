@@ -4,8 +4,6 @@ import importlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -104,7 +102,6 @@ def test_a_studio_that_starts_goes_on_with_the_queue_of_one_that_went_down(tmp_p
 
 
 def by_hand_in_queue(root: Path, number: str) -> Job:
-    """A job that joined the queue and then lost its process."""
     job = by_hand(root)
     folder = job.folder.with_name(job.id.replace("20250102", f"2025010{number}"))
     job.folder.rename(folder)
@@ -135,26 +132,8 @@ def test_a_limit_that_is_none_is_said_by_the_job(start, monkeypatch, warm_python
     assert queue.limit() == len(os.sched_getaffinity(0))
 
 
-def test_a_slot_is_free_again_however_its_holder_ends(tmp_path):
-    code = (
-        "import sys, time; from pathlib import Path; from engine.jobs import queue\n"
-        "slot = queue._free_slot(Path(sys.argv[1])); print(slot is not None, flush=True); time.sleep(60)"
-    )
-    (tmp_path / "queue").mkdir()
-    holder = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path / "jobs")], cwd=runner.PROJECT, stdout=subprocess.PIPE, text=True
-    )
-    assert holder.stdout.readline() == "True\n" and queue._free_slot(tmp_path / "jobs") is None
-    holder.kill()
-    holder.wait()
-    slot = queue._free_slot(tmp_path / "jobs")
-    assert slot is not None
-    slot.release()
-
-
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
-    """A job on which this process works."""
     job = by_hand(tmp_path)
     write_pid(job.folder, os.getpid())
     return job

@@ -1,10 +1,9 @@
-"""Studies as jobs: points while they run, the whole at the end, and the points so far after a stop."""
+"""Studies and verdicts as jobs: points while they run, the whole at the end, the points so far after a stop."""
 
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,28 +15,31 @@ from engine import store
 from engine.catalogue import cluster_presets
 from engine.compare.capacity import capacity, parts_of
 from engine.compare.contention import contention_curve, ordered, pays_from
+from engine.compare.evidence import Thresholds
 from engine.compare.sensitivity import parameters_of, sensitivity
-from engine.compare.sweep import SweepPoint
+from engine.compare.verdict import Judgement
 from engine.compare.what_if import Change, changed
 from engine.costs import Datasheet
-from engine.errors import InputError
-from engine.jobs import protocol, runner, studies
+from engine.errors import InputError, StoppedError
+from engine.jobs import judgements, protocol, runner, studies
 from engine.jobs.kinds import read_answer
-from engine.jobs.protocol import Context
+from engine.jobs.protocol import Context, replace_result
 from engine.jobs.runner import MARK, Job, State
 from engine.model import MoEModel
 from engine.parallel.processes import processors
 from engine.plan import Plan
 from engine.problem import Problem, make_problem
+from engine.serving.sizes import TransformerSizes, usual_sizes
 from engine.simulate import simulate
 from engine.store.problems import as_json, problem_arguments, save_recordings
-from engine.systems import SYSTEMS, run
-from engine.training import TrainingStep, balanced_load, usual_step
+from engine.systems import SYSTEMS, run, usual_plan
+from engine.training import balanced_load, usual_step
 from engine.workload import ExpertLoad, RoutingTrace
-from tests.cases.jobs import WORKER, until
-from tests.cases.problems import small
+from tests.cases.jobs import by_hand, until
+from tests.cases.problems import small, step_problem
+from tests.cases.samples import sample_problem
 from tests.jobs.asking import FakeContext, in_json
-from tests.strategies import cluster_of, make_gpu, make_model
+from tests.jobs.handlers import LooseAnswer
 
 two_processors = pytest.mark.skipif(processors() < 2, reason="one processor does all points in one process")
 
@@ -58,38 +60,10 @@ def affinity_of(workload: str, *others: str, **more: Any) -> dict[str, Any]:
     return asked | more
 
 
-@pytest.fixture
-def start(own_data_folder: Path, warm_python: None) -> Iterator[Callable[[str, dict[str, Any]], Job]]:
-    """Start jobs, and kill those that still run at the end."""
-    started = []
-
-    def begin(kind: str, arguments: dict[str, Any], **more: str) -> Job:
-        started.append(runner.start(kind, arguments, store.data_folder(), **more))
-        return started[-1]
-
-    yield begin
-    for job in started:
-        runner.cancel(job, grace=0)
-        assert runner.wait(job, 5).finished
-
-
-def test_an_affinity_study_reports_and_returns_both_parts(start) -> None:
-    job = start("affinity", affinity_of(recording(0), recording(1), sizes=[100, 500], seeds=2))
-    assert runner.wait(job, 30) is State.DONE, job.log_tail()
-    answer = read_answer(job)
-    tokens, others = answer.tokens, answer.others
-    assert tokens.complete and others.complete
-    assert tokens.first_choice and tokens.gpus == others.gpus == 4
-    assert [point.tokens for point in tokens.points] == [500, 100, 100]
-    assert others.names == ("chains-0", "chains-1")
-    done = [report.done for report in job.history]
-    assert done == sorted(done) and 0.9 < done[-1] < 1
-    assert job.history[-1].message == "planning on chains-1"
-
-
 @pytest.mark.clock
-def test_a_stopped_study_keeps_its_points(start) -> None:
-    job = start("affinity", affinity_of(recording(0), sizes=[*range(10, 490, 2)], seeds=20, time_limit=0.5))
+def test_a_stopped_study_keeps_its_points(start, warm_python) -> None:
+    asked = affinity_of(recording(0), sizes=[*range(10, 490, 2)], seeds=20, time_limit=0.5)
+    job = start("affinity", asked, store.data_folder(), "engine.jobs.worker")
     until(lambda: job.result and job.result["tokens"]["points"], timeout=30)
     begin = time.monotonic()
     runner.cancel(job, grace=5)
@@ -99,48 +73,9 @@ def test_a_stopped_study_keeps_its_points(start) -> None:
     assert answer.tokens.points and not answer.tokens.complete and answer.others is None
 
 
-SMALL = TrainingStep(batch=8, sequence_length=16, heads=4, dense_d_ff=96, vocabulary=2000)
-
-
-def step_of(layers: int = 2, training: bool = True) -> Problem:
-    model = make_model(layers, 4)
-    recording = balanced_load(model)
-    store.save_workload(recording)
-    cluster = cluster_of(*(make_gpu() for _ in range(4)), latency=1e-4)
-    return make_problem(recording, cluster, model, Datasheet(), step=SMALL if training else None)
-
-
 def sweep_of(problem: Problem, kind: str, values, **settings: Any) -> dict[str, Any]:
+    save_recordings(problem)
     return problem_arguments(problem) | {"sweep": {"kind": kind, "values": list(values), "settings": settings}}
-
-
-def test_a_sweep_returns_points_with_plans_that_take_what_they_say(tmp_path: Path) -> None:
-    problem = step_of()
-    asked = sweep_of(problem, "degree", [1, 2, 3], orders=["dispatch-first"])
-    result = in_json(studies.sweep_study)(asked, Context(tmp_path))
-    candidates = result["candidates"]
-    assert len(candidates) == result["of"] == 4 and result["cost_source"] == problem.cost_source
-    for candidate in candidates:
-        point, plan = SweepPoint(**candidate["point"]), Plan.from_dict(candidate["plan"], "plan")
-        assert plan.id == point.plan_id and plan.claim.objective == point.total
-        assert simulate(plan, problem).total == point.total
-        assert candidate["status"] == plan.claim.status.value and candidate["runtime"] > 0
-    assert [candidate["point"]["value"] for candidate in candidates] == [1, 2, 3, None]
-    history = protocol.read_progress(tmp_path)
-    done = [report.done for report in history]
-    assert done == sorted(done)
-    assert history[-1].incumbent == min(candidate["point"]["total"] for candidate in candidates[:-1])
-
-
-def test_a_stopped_sweep_keeps_its_points(start) -> None:
-    values = [0.1 + step / 100 for step in range(64)]
-    job = start("sweep", sweep_of(step_of(layers=12), "micro_op", values))
-    until(lambda: job.result and len(job.result["candidates"]) >= 2)
-    runner.cancel(job, grace=10)
-    assert runner.wait(job, 20) is State.CANCELLED
-    kept = job.result["candidates"]
-    assert 2 <= len(kept) < job.result["of"]
-    assert [candidate["point"]["value"] for candidate in kept] == values[: len(kept)]
 
 
 def test_what_cannot_be_studied_or_swept_is_refused(tmp_path: Path) -> None:
@@ -149,10 +84,7 @@ def test_what_cannot_be_studied_or_swept_is_refused(tmp_path: Path) -> None:
         (studies.affinity_study, affinity_of(loads), "loads has no tokens"),
         (studies.affinity_study, affinity_of(recording(0), loads), "loads has no tokens"),
         (studies.affinity_study, affinity_of(recording(0), gpus=3), "over 3 GPUs"),
-        (studies.affinity_study, affinity_of(recording(0, layers=1)), "single layer"),
-        (studies.sweep_study, sweep_of(step_of(), "degree", [0]), "pipeline degrees: 0 is not between 1 and 16"),
-        (studies.sweep_study, sweep_of(step_of(training=False), "degree", [1]), "inference"),
-        (studies.sweep_study, sweep_of(step_of(), "micro_op", []), "at least one value"),
+        (studies.sweep_study, sweep_of(step_problem(), "degree", [0]), "pipeline degrees: 0 is not between 1 and 16"),
     ):
         with pytest.raises(InputError, match=said):
             in_json(study)(asked, Context(tmp_path))
@@ -212,7 +144,6 @@ def sweep_of_half_a_minute() -> dict[str, Any]:
     hardware = cluster_presets()["mixed-8"].cluster
     step = usual_step(model, len(hardware.gpus))
     problem = make_problem(balanced_load(model), hardware, model, Datasheet(), step=step)
-    save_recordings(problem)
     return sweep_of(problem, "micro_op", [1.0 + 0.1 * place for place in range(60)])
 
 
@@ -220,9 +151,9 @@ def sweep_of_half_a_minute() -> dict[str, Any]:
 def long_study(start, cold_python: None, request: pytest.FixtureRequest) -> Job:
     """A study of 60 points that is past its first seconds: processes of its own do the points."""
     if request.param == "sweep":
-        job = start("sweep", sweep_of_half_a_minute())
+        job = start("sweep", sweep_of_half_a_minute(), store.data_folder(), "engine.jobs.worker")
     else:
-        job = start("study", {"steps": 60, "pause": 0.3}, module=WORKER)
+        job = start("study", {"steps": 60, "pause": 0.3})
     # The worker, the tracker and the server of its processes, and those themselves.
     until(lambda: len(processes_of(job)) >= 5, timeout=30)
     until(lambda: len(points_of(job)) >= 3, timeout=30)
@@ -230,7 +161,6 @@ def long_study(start, cold_python: None, request: pytest.FixtureRequest) -> Job:
 
 
 def points_of(job: Job) -> list[float]:
-    """The points that a long study has done so far."""
     result = job.result or {"done": []}
     return result["done"] if "done" in result else [row["point"]["value"] for row in result["candidates"]]
 
@@ -269,3 +199,64 @@ def test_a_killed_worker_takes_its_processes_along(long_study):
     os.kill(protocol.living_worker(long_study.folder).pid, signal.SIGKILL)
     assert runner.wait(long_study, 5) is State.FAILED
     until(lambda: not processes_of(long_study), timeout=3)
+
+
+# Verdicts
+
+verdict, redundancy_study = in_json(judgements.verdict), in_json(judgements.redundancy_study)
+
+
+@pytest.fixture
+def judged(own_data_folder: Path) -> Problem:
+    problem = sample_problem("alpha-code", tokens=4000)
+    save_recordings(problem)
+    return problem
+
+
+def verdict_arguments(problem: Problem, **more) -> dict:
+    systems = {"plan": "round-robin", "deployed": "linear"}
+    plans = {role: usual_plan(SYSTEMS[name], problem)[0].model_dump(mode="json") for role, name in systems.items()}
+    settings = {"recordings": [problem.workload.digest], "thresholds": {"gain": 0.2}}
+    return problem_arguments(problem) | plans | settings | more
+
+
+def test_a_verdict_in_a_whole_step(judged: Problem, tmp_path: Path) -> None:
+    sizes = usual_sizes(judged.model)
+    step = {"phase": "decode", "sequences": 8, "context": 128, "output": 16}
+    serving = {"step": step, "sizes": sizes.model_dump(mode="json", exclude_none=True), "config": None}
+    h100 = problem_arguments(replace(judged, cluster=cluster_presets()["hgx-h100-8"].cluster))
+    told = verdict(verdict_arguments(judged) | h100 | {"serving": serving}, Context(tmp_path))
+    assert told["evidence"]["unit"] == "a whole decode step of 8 sequences per GPU"
+    assert TransformerSizes.from_dict(serving["sizes"], "sizes") == sizes
+
+
+def test_a_finished_verdict_is_decided_again_from_its_evidence_unless_an_older_version_made_it(
+    judged: Problem, own_data_folder: Path
+) -> None:
+    job = by_hand(own_data_folder)
+    with pytest.raises(InputError, match="wait for its verdict"):
+        judgements.decide_again(job, Thresholds())
+    (job.folder / protocol.PID).write_text('{"pid": 4194305, "start": 0.0}')  # of nobody
+    context = Context(job.folder)
+    context.finish(LooseAnswer(**verdict(verdict_arguments(judged), context)))
+    before, strict = Judgement.from_dict(job.result, "verdict"), Thresholds(tokens_per_expert=1e9)
+    assert before.thresholds == Thresholds(gain=0.2)
+    judgements.decide_again(job, strict)
+    after = Judgement.from_dict(job.result, "verdict")
+    assert after == Judgement(evidence=before.evidence, thresholds=strict) and job.state is State.DONE
+    assert after.verdict.verdict == "cannot-say" != before.verdict.verdict
+    replace_result(job.folder, LooseAnswer(verdict="do-it"))
+    with pytest.raises(InputError, match=f"job {job.id}: "):
+        judgements.decide_again(job, Thresholds())
+    assert job.result == {"verdict": "do-it"}
+
+
+def test_thresholds_that_cannot_be_are_refused_and_what_is_stopped_advises_nothing(judged: Problem, tmp_path) -> None:
+    context = Context(tmp_path)
+    with pytest.raises(InputError, match="gain"):
+        verdict(verdict_arguments(judged, thresholds={"gain": -1}), context)
+    context.ask_to_stop()
+    with pytest.raises(StoppedError):
+        verdict(verdict_arguments(judged), context)
+    result = redundancy_study(problem_arguments(judged) | {"recordings": [judged.workload.digest]}, context)
+    assert result["knee"] is None and len(result["points"]) < result["of"]

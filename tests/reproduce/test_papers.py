@@ -5,15 +5,12 @@ import pytest
 
 from engine.cluster import Cluster, Gpu
 from engine.launch.preparation.settled import computed_in
-from engine.overlap.pipeline_degree import DegreeInstance, pipeline_degree
-from engine.overlap.pipemoe_printed import pipemoe_printed
 from engine.reproduce.lina import DESIGNS, MODELS, paper_problem
 from engine.reproduce.pipemoe import MOST_PARTS, TABLE_VI, WHY_DIFFERENT, table_iv, table_vi
 from engine.simulate.training import price_step
 from engine.systems import TRAINING, run
 from engine.systems.pieces import linear_placement
 from tests.cases.pipemoe import GPUS, walked
-from tests.oracles.overlapping import check_pipeline
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -46,25 +43,6 @@ def test_a_launch_computes_tf32_models_in_32_bits(on_gpus):
     assert computed_in(paper_problem("GPT-2").model, None, on_gpus).dtype == "fp32"
 
 
-def test_no_degree_beats_the_chosen_one_on_the_whole_grid():
-    for gpus in GPUS:
-        instance = table_iv(gpus, only_runnable=False)
-        assert instance.layers == 288
-        result = pipeline_degree(instance)
-        chosen = np.full(288, np.nan)
-        least = np.full(288, np.inf)
-        for parts in range(1, MOST_PARTS + 1):
-            seconds = walked(instance, parts)
-            least = np.minimum(least, seconds)
-            chosen = np.where(result.solution == parts, seconds, chosen)
-        assert (chosen <= least * (1 + 1e-12)).all()
-        assert result.objective == pytest.approx(chosen.sum(), rel=1e-12) == pytest.approx(result.bound, rel=1e-12)
-        for layer in range(0, 288, 37):
-            comm, comp = (float(part[layer, 6]) for part in instance.parts(slice(None), 7))
-            walk = check_pipeline([comm] * 7, [comp] * 7, [comm] * 7)
-            assert walk == pytest.approx(walked(instance, 7)[layer], rel=1e-12)
-
-
 def test_figures_of_another_implementation():
     """Fixed degrees against the exact one on the 522 layers, and the gap to the limit, from a separate prototype.
 
@@ -94,13 +72,3 @@ def test_table_vi_has_what_the_exact_degree_saves():
     assert table["mean"].xs(1, level="degree").is_monotonic_decreasing
     assert table["mean"].xs(8, level="degree").is_monotonic_increasing
     assert "Algorithm 1" in WHY_DIFFERENT
-
-
-def test_the_printed_rule_misses_on_its_own_grid():
-    full = table_iv(16)
-    few = slice(5, None, 12)
-    columns = [full.alpha_comm, full.beta_comm, full.size_comm, full.alpha_comp, full.beta_comp, full.size_comp]
-    instance = DegreeInstance(*(column[few] for column in columns), MOST_PARTS)
-    printed, exact = pipemoe_printed(instance), pipeline_degree(instance)
-    assert printed.bound == pytest.approx(exact.objective) and printed.objective > 1.001 * exact.objective
-    assert 0 < (printed.solution != exact.solution).mean() < 1

@@ -35,7 +35,6 @@ PREFILL = ServingStep(phase="prefill", sequences=2, context=4096, kv_dtype="fp8"
 
 
 def h200(nodes: int) -> Cluster:
-    """Nodes of eight H200 with the catalogue's links and ports."""
     kind = node_types()["hgx-h200"]
     drawn = tuple(kind.node(f"node {index}") for index in range(nodes))
     return Cluster(name=f"{8 * nodes} H200", nodes=drawn, latency=kind.fabric_latency)

@@ -10,7 +10,6 @@ from tests.slurm import real
 
 @pytest.fixture(scope="session")
 def one_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[real.Cluster]:
-    """Running, for the whole session."""
     if reason := real.missing():
         pytest.skip(reason)
     cluster = real.Cluster(tmp_path_factory.mktemp("slurm"))
@@ -38,6 +37,5 @@ def slurm(one_cluster: real.Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 @pytest.fixture
 def shared(tmp_path: Path) -> Path:
-    """The folder that the nodes share with this machine."""
     (folder := tmp_path / "shared").mkdir()
     return folder

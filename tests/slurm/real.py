@@ -100,18 +100,15 @@ class Cluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment by which commands find this cluster."""
         return {"SLURM_CONF": str(self.configuration)}
 
     def start(self) -> None:
-        """Start all, and wait until jobs can."""
         self.start_controller(new=True)
         for name in NODES:
             self.start_node(name)
         until(self.idle, 20, "node ready for jobs")
 
     def mend(self) -> None:
-        """Start the processes that have ended again."""
         if "slurmctld" not in self.daemons:
             self.start_controller()
         for name in NODES:
@@ -119,7 +116,6 @@ class Cluster:
                 self.start_node(name)
 
     def idle(self) -> bool:
-        """True if both nodes are there and have nothing to do."""
         return self.say("sinfo", "-h", "-p", "main", "-o", "%T %D") == "idle 2"
 
     def say(self, *command: str) -> str:
@@ -158,7 +154,6 @@ class Cluster:
                     yield process
 
     def stop(self) -> None:
-        """End all, jobs too."""
         for name in NODES:
             self.kill_node(name)
         for name in list(self.daemons):
@@ -177,7 +172,6 @@ class Cluster:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that nothing listens at."""
     with contextlib.ExitStack() as held:
         probes = [held.enter_context(socket.socket()) for _ in range(count)]
         for probe in probes:

@@ -21,7 +21,7 @@ from engine.launch.running.local import run_on_cluster
 from engine.launch.running.processes import WORKER
 from engine.result import never
 from tests import warm
-from tests.cases.cli import INPUTS, CommandLine
+from tests.cases.cli import CommandLine
 from tests.cases.cluster_launches import destination, hold_results, launch_for, shared_folder
 from tests.slurm.real import NODES, Cluster, until
 
@@ -35,8 +35,6 @@ def engine(capsys) -> CommandLine:
 
 @pytest.fixture
 def instead(tmp_path, monkeypatch) -> Callable[[str], None]:
-    """Has a shell script run on every node instead of torchrun."""
-
     def put(script: str) -> None:
         path = tmp_path / "script"
         path.write_text(f"#!/bin/bash\n{script}\n")
@@ -54,19 +52,16 @@ def warm_ranks(warm_python, monkeypatch) -> None:
 
 
 def place(shared: Path, **more) -> Destination:
-    """Two nodes of one rank, unless `more` says otherwise."""
     return destination("slurm", shared, **SIZE | more)
 
 
 def submitted(shared: Path, limit: float = 600.0, **more) -> tuple[str, Path]:
-    """The handle and the run folder of a job."""
     launch = launch_for(place(shared, **more), limit)
     with clusters.new_run_folder(launch) as folder:
         return clusters.submit(launch, folder), folder
 
 
 def in_state(handle: str, state: str) -> clusters.Status:
-    """Wait until a job is in a state, and return it."""
     until(lambda: clusters.status(handle).state == state, 15, f"state {state}")
     return clusters.status(handle)
 
@@ -113,23 +108,24 @@ def test_a_launch_runs_on_two_nodes_and_its_results_are_read(slurm, tmp_path, en
     assert "has no events-1.npz yet: slurm://" in engine.refused("collect", folder)
 
 
-def test_the_command_line_submits_and_follows(slurm, shared, engine, tmp_path, instead):
-    engine.json("plan", *INPUTS, "--system", "linear", "-o", tmp_path / "plan.json")
-    options = "--gpus-per-node 0 --nodes 2 --ranks-per-node 1 --cpus-per-node 1 --memory-per-node 1 --tokens 64 --submit"
-    instead("exit 0")
-    folder = engine.json("launch", tmp_path / "plan.json", "--on", "slurm", "--shared", shared, *options.split())["folder"]
-    until(lambda: engine.json("status", folder)["over"], 20, "end")
-    handle = clusters.handle_of(Path(folder))
-    assert engine.text("status", folder) == f"{handle} is succeeded: COMPLETED\n"
-    assert f"has no report.json yet: {handle} succeeded: COMPLETED" in engine.refused("collect", folder)
-
-
-def test_a_rank_that_is_killed_is_named(slurm, shared, tmp_path, warm_ranks, monkeypatch):
+@pytest.mark.parametrize(
+    ("act", "limit", "fault"),
+    [
+        (psutil.Process.kill, 600.0, r"failed.*; rank 3 was killed by signal 9 \(SIGKILL"),
+        pytest.param(  # Slurm counts limits in minutes
+            *(psutil.Process.suspend, 60.0, r"failed: TIMEOUT \(TimeLimit\); Slurm says '.*'; what its nodes"),
+            marks=pytest.mark.everything,
+        ),
+    ],
+    ids=["killed", "hanging to the time limit"],
+)
+def test_a_rank_that_fails_is_told(slurm, shared, tmp_path, warm_ranks, monkeypatch, act, limit, fault):
     monkeypatch.setattr(local, "POLL", 0.1)
-    launch = launch_for(place(shared, ranks_per_node=2))
-
-    said = watched(launch, tmp_path / "seen", to_the_last_rank(slurm, psutil.Process.kill))[-1]
-    assert re.search(r"failed.*; rank 3 was killed by signal 9 \(SIGKILL", said), said
+    launch = launch_for(place(shared, ranks_per_node=2), limit)
+    # Ranks wait for each other beyond the time limit of the job.
+    launch = replace(launch, instructions=launch.instructions.model_copy(update={"limit": 600.0}))
+    said = watched(launch, tmp_path / "seen", to_the_last_rank(slurm, act))[-1]
+    assert re.search(fault, said), said
 
 
 def test_ranks_get_of_the_environment_only_what_they_need(slurm, shared, tmp_path, instead, monkeypatch):
@@ -166,27 +162,6 @@ def test_what_waits_says_why_and_what_is_cancelled_is_cancelled(slurm, shared, i
     assert in_state(first, "cancelled").over
 
 
-def test_a_stop_cancels_the_job(slurm, shared, tmp_path, instead, monkeypatch):
-    monkeypatch.setattr(local, "POLL", 0.1)
-    instead("exec sleep 300")
-    stop = threading.Event()
-    said = watched(
-        launch_for(place(shared)), tmp_path / "seen", lambda message: "running" in message and stop.set(), stop.is_set
-    )
-    handle = re.search(r"stopped, and (\S+) with it", said[-1])[1]
-    assert in_state(handle, "cancelled").over
-
-
-def test_a_job_that_fails_has_failed_and_not_gone(slurm, shared, tmp_path, instead, monkeypatch, engine, capsys):
-    monkeypatch.setattr(local, "POLL", 0.1)
-    instead("exit 3")
-    said = watched(launch_for(place(shared, nodes=1)), tmp_path / "seen", bool)[-1]
-    assert re.search(r"failed \(NonZeroExitCode\)", said), said
-    (folder,) = shared.glob("run-*")
-    capsys.readouterr()
-    assert "failed (NonZeroExitCode)" in engine.refused("collect", folder)
-
-
 def test_a_node_that_dies_is_told(slurm, shared, tmp_path, instead, monkeypatch):
     monkeypatch.setattr(local, "POLL", 0.1)
     instead(f"touch {tmp_path}/$SLURMD_NODENAME; exec sleep 300")
@@ -199,17 +174,6 @@ def test_a_node_that_dies_is_told(slurm, shared, tmp_path, instead, monkeypatch)
 
     said = watched(launch_for(place(shared)), tmp_path / "seen", act)
     assert "failed: NODE_FAIL (NodeDown); " in said[-1] and f"Node failure on {NODES[1]}" in said[-1], said
-
-
-@pytest.mark.everything  # Slurm counts limits in minutes
-def test_a_rank_that_hangs_to_the_time_limit_is_ended(slurm, shared, tmp_path, warm_ranks, monkeypatch):
-    monkeypatch.setattr(local, "POLL", 0.1)
-    launch = launch_for(place(shared, ranks_per_node=2), 60.0)
-    # Ranks wait for each other beyond the time limit of the job.
-    launch = replace(launch, instructions=launch.instructions.model_copy(update={"limit": 600.0}))
-
-    said = watched(launch, tmp_path / "seen", to_the_last_rank(slurm, psutil.Process.suspend))[-1]
-    assert re.search(r"failed: TIMEOUT \(TimeLimit\); Slurm says '.*'; what its nodes", said), said
 
 
 def test_a_controller_that_is_away_is_asked_again(slurm, shared, tmp_path, instead, monkeypatch):
@@ -235,13 +199,7 @@ def test_a_controller_that_is_away_is_asked_again(slurm, shared, tmp_path, inste
     ("asked", "limit", "fault"),
     [
         ({"nodes": 4}, 600, "main has 2 nodes, 2 of them with 2 CPUs and 1 GiB, and the job needs 4"),
-        ({"cpus_per_node": 17}, 600, "main has 2 nodes, 0 of them with 17 CPUs and 1 GiB"),
-        ({"memory_per_node": 2.0**40}, 600, "main has 2 nodes, 0 of them with 2 CPUs and 1024 GiB"),
-        (
-            {"gpus": 5, "nodes": 1, "memory_per_node": 2.0**35},
-            600,
-            "main has 2 nodes, 0 of them with 2 CPUs, 5 GPUs and 32 GiB",
-        ),
+        ({"gpus": 5, "memory_per_node": 2.0**35}, 600, "main has 2 nodes, 0 of them with 2 CPUs, 5 GPUs and 32 GiB"),
         ({"partition": "short"}, 600, "short lets a job run for 2 minutes, and this one has a limit of 10"),
         ({"partition": "nowhere"}, 600, "Slurm refused the job: .*[Ii]nvalid partition"),
     ],

@@ -21,7 +21,6 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.everything)])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The address of an empty database."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'team.db'}"
     server = request.getfixturevalue("postgres")

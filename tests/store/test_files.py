@@ -50,43 +50,16 @@ WORKLOADS = {
 }
 
 
-def arrays_of(workload) -> dict[str, np.ndarray | None]:
-    if isinstance(workload, RoutingTrace):
-        return {"experts": workload.experts, "sequence": workload.sequence, "source_rank": workload.source_rank}
-    return {"load": workload.load} if isinstance(workload, ExpertLoad) else {"bytes": workload.bytes}
-
-
 @pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
 def test_a_recording_comes_back_as_it_was(workload, own_data_folder):
     digest = store.save_workload(workload)
     assert store.save_workload(workload) == digest, "saving twice keeps one file"
     back = store.load_workload(digest)
     assert type(back) is type(workload) and back is not workload
-    for part in ("name", "layers", "num_experts", "k", "digest", "model_layers", "bytes_per_token"):
+    for part in ("name", "layers", "num_experts", "k", "model_layers", "bytes_per_token"):
         assert getattr(back, part, None) == getattr(workload, part, None)
-    assert digest == workload.digest
-    for array, other in zip(arrays_of(workload).values(), arrays_of(back).values(), strict=True):
-        assert (array is None) == (other is None)
-        if array is not None:
-            assert array.dtype == other.dtype
-            np.testing.assert_array_equal(array, other)
+    assert digest == workload.digest == back.digest, "of all arrays"
     assert [path.name for path in own_data_folder.rglob("*") if path.is_file()] == [f"{digest}.npz"]
-
-
-def test_the_digest_is_of_the_content():
-    trace = RoutingTrace("one", EXPERTS, 6)
-    assert trace.digest == RoutingTrace("another name", EXPERTS.copy(), 6).digest
-    changed = EXPERTS.copy()
-    changed[7, 1, 0] = (changed[7, 1, 0] + 1) % 6
-    others = [
-        RoutingTrace("one", changed, 6),
-        RoutingTrace("one", EXPERTS, 7),
-        RoutingTrace("one", EXPERTS.reshape(10, 6, 2), 6),
-        RoutingTrace("one", EXPERTS.astype(np.int32), 6),
-        RoutingTrace("one", EXPERTS, 6, sequence=SEQUENCE),
-        RoutingTrace("one", EXPERTS, 6, source_rank=SEQUENCE),
-    ]
-    assert len({trace.digest, *(other.digest for other in others)}) == 1 + len(others)
 
 
 def test_a_document_comes_back_as_it_was_and_is_not_taken_for_another():
@@ -106,17 +79,13 @@ def test_a_document_comes_back_as_it_was_and_is_not_taken_for_another():
     ],
 )
 def test_what_is_not_a_kept_digest_is_refused(digest, own_data_folder):
-    # A file stands where each of these names would lead, so that only the name itself can be the reason.
-    secret = own_data_folder / "secret.json"
-    own_data_folder.mkdir()
-    secret.write_text("{}")
     with pytest.raises(InputError, match="recording"):
         store.load_workload(digest)
     for kind in (Cluster, MoEModel):
         with pytest.raises(InputError, match=f"the {kind.__name__} of this plan"):
             store.load_document(kind, digest)
     store.save_document(MIXED)
-    (own_data_folder / "outside.json").write_text(MIXED.to_json())
+    (own_data_folder / "outside.json").write_text(MIXED.to_json())  # a file where the name would lead
     with pytest.raises(InputError):
         store.load_document(Cluster, "../outside")
 
@@ -139,13 +108,6 @@ def test_what_is_not_a_token_is_refused(token, own_data_folder):
     with pytest.raises(InputError, match="session"):
         store.save_session(token, "{}")
     assert not own_data_folder.exists() or not any(own_data_folder.rglob("*.json"))
-
-
-def test_a_data_folder_that_cannot_be_made_is_bad_input(tmp_path, monkeypatch):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("SWITCHYARD_DATA", str(tmp_path / "file" / "data"))
-    with pytest.raises(InputError, match="SWITCHYARD_DATA"):
-        store.data_folder()
 
 
 def test_a_data_folder_that_cannot_be_written_is_bad_input(own_data_folder):
@@ -174,7 +136,6 @@ def test_a_damaged_recording_is_bad_input(own_data_folder):
 
 
 def kept_problem() -> Problem:
-    """A small problem with its recording in the data folder."""
     model = MoEModel(name="tiny", layers=3, experts=6, experts_per_token=2, d_model=32, d_ff=64)
     store.save_workload(WORKLOADS["trace"])
     return make_problem(WORKLOADS["trace"], MIXED.part([0, 2, 4]), model, Datasheet())
@@ -215,7 +176,6 @@ def test_a_simulated_timeline_comes_back_as_it_was_and_is_kept_where_it_took_lon
 
 
 def test_a_timeline_with_bundles_is_kept_however_few_they_are(own_data_folder, monkeypatch):
-    """They are few, but simulating them was not."""
     monkeypatch.setattr(events, "MOST_SENDS", 0)
     plan, key = planned(problem := kept_problem())
     kept = store.load_timeline(key)

@@ -1,5 +1,6 @@
 """Files of the first version open in this one: recordings, documents, plans, jobs, launches and sessions."""
 
+import contextlib
 import json
 import shutil
 from pathlib import Path
@@ -30,22 +31,17 @@ def of_first_version(own_data_folder: Path) -> None:
 
 
 def test_recordings_open_under_their_digests_and_documents_open() -> None:
-    kinds = set()
-    for path in (KEPT / "workloads").iterdir():
-        recording = store.load_workload(path.stem)
-        assert recording.digest == path.stem
-        kinds.add(type(recording))
-    assert kinds == {RoutingTrace, ExpertLoad, TrafficMatrix}
+    recordings = {path.stem: store.load_workload(path.stem) for path in (KEPT / "workloads").iterdir()}
+    assert all(recording.digest == digest for digest, recording in recordings.items())
+    assert set(map(type, recordings.values())) == {RoutingTrace, ExpertLoad, TrafficMatrix}
     kinds = []
     for path in (KEPT / "documents").iterdir():
         for kind in (Cluster, MoEModel, Plan):
-            try:
+            with contextlib.suppress(InputError):
                 document = store.load_document(kind, path.stem)
-            except InputError:
-                continue
-            kinds.append(kind)
-            # Plans have come to say how they are executed, and so are named otherwise than they were.
-            assert kind is Plan or document.digest == path.stem
+                kinds.append(kind)
+                # Plans have come to say how they are executed, and so are named otherwise than they were.
+                assert kind is Plan or document.digest == path.stem
     assert sorted(kinds, key=str) == sorted((Cluster, MoEModel, Plan), key=str)
 
 

@@ -46,7 +46,7 @@ def test_approvals_are_told_by_logins(db, behind, approver, approval, monkeypatc
     (listed,) = listed_plans(db, review.saved.workspace)
     assert listed.whose == approval
     decided = team.find_review(db, review.id)
-    assert (decided.behind, decided.decisions[0].login) == (behind, approver)
+    assert (decided.behind, decided.decisions[0].login, decided.whose_last) == (behind, approver, approval)
     team.decide(db, review.id, "reopened", "", "Another name", login=approver)
     assert listed_plans(db, review.saved.workspace)[0].whose is None
     monkeypatch.setenv(SETTING, "forbidden")
@@ -76,13 +76,6 @@ def test_approvals_are_told_by_logins(db, behind, approver, approval, monkeypatc
 def test_who_types_the_name_of_who_asked_is_marked(behind, decider, typed, verdict):
     marked = whose(verdict, [Signature(*writer) for writer in behind], Signature(*decider))
     assert marked == (f"self-{verdict} (name typed, no login)" if typed else "unverified: no login")
-
-
-def test_a_review_and_the_list_mark_it_alike(db):
-    review = review_of(db, None, None)
-    team.decide(db, review.id, "rejected", "no", "A name")
-    marks = team.find_review(db, review.id).whose_last, listed_plans(db, review.saved.workspace)[0].whose
-    assert marks == ("self-rejected (name typed, no login)",) * 2
 
 
 @pytest.mark.parametrize(

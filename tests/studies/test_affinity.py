@@ -1,16 +1,14 @@
 """The affinity studies: against every placement of a tiny recording, planted affinity, and recordings of real models."""
 
 import time
-from itertools import combinations, product
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from engine import parallel, store
+from engine import parallel
 from engine.compare import affinity as study
 from engine.compare.affinity import (
-    KeepLimits,
     OutOfDistribution,
     SamplePoint,
     TokensEnough,
@@ -27,16 +25,13 @@ from engine.placement.affinity import kernel
 from engine.placement.affinity.kernel import affinity
 from engine.placement.transitions import transitions
 from engine.workload import RoutingTrace
+from tests.cases import recordings
 from tests.cases.processes import workers
+from tests.cases.samples import every_placement
 
 ROOT = Path(__file__).parents[2]
 DEEPSEEK = ROOT.parent / "shared" / "data" / "deepseek-v2-lite-routing.npz"
 BRIEF = 0.1
-
-
-def tiny_moe(name: str) -> RoutingTrace:
-    with np.load(ROOT / "sample_traces" / "tiny-moe" / f"{name}.npz") as file:
-        return RoutingTrace(name, file["experts"], 16, file["sequence"])
 
 
 def planted(seed: int, tokens: int = 4000, stay: float = 0.6, name: str = "planted") -> RoutingTrace:
@@ -62,12 +57,6 @@ def kept_by_hand(place: list, experts: np.ndarray) -> float:
     return stays / hops
 
 
-def every_placement(layers: int) -> list:
-    """Four experts on two GPUs in every layer."""
-    rows = [[int(expert in pair) for expert in range(4)] for pair in combinations(range(4), 2)]
-    return list(product(rows, repeat=layers))
-
-
 def little(seed: int, tokens: int = 60) -> RoutingTrace:
     rng = np.random.default_rng(seed)
     experts = rng.integers(-1, 4, (tokens, 3, 1)).astype(np.int16)
@@ -79,7 +68,7 @@ def test_a_tiny_recording_against_every_placement(seed: int) -> None:
     trace = little(seed)
     plan_on, score_on, _ = halves(trace)
     curve = tokens_enough(trace, 2, sizes=[12, 10**9], seeds=1, time_limit=BRIEF)
-    placements = every_placement(3)
+    placements = every_placement(3, 4, 2)
     best = max(kept_by_hand(place, score_on.experts) for place in placements)
     assert curve.ceiling == pytest.approx(best)
     assert best <= curve.limit + 1e-12
@@ -90,17 +79,6 @@ def test_a_tiny_recording_against_every_placement(seed: int) -> None:
         ties = [place for place in placements if kept_by_hand(place, drawn) > most - 1e-12]
         assert any(point.kept == pytest.approx(kept_by_hand(place, score_on.experts)) for place in ties)
     assert [point.tokens for point in curve.points] == [plan_on.tokens, 12]
-
-
-def test_more_tokens_come_near_the_plan_of_the_held_out_half() -> None:
-    curve = tokens_enough(planted(0), 4, sizes=[20, 200, 2000], seeds=2, time_limit=BRIEF)
-    means = curve.mean_by_size()
-    assert curve.complete and len(curve.points) == 5
-    assert means[20] < means[200] <= curve.ceiling
-    assert means[2000] == pytest.approx(curve.ceiling, abs=0.01)
-    assert curve.linear == pytest.approx(0.25, abs=0.05) and curve.ceiling > 0.6
-    assert curve.ceiling <= curve.limit
-    assert curve.enough() in (200, 2000) and curve.gain(2000) == 1
 
 
 def test_the_halves_share_no_sequence_and_miss_no_token_and_without_sequences_the_later_tokens_are_held_out() -> None:
@@ -189,7 +167,7 @@ def test_a_busy_processor_changes_no_plan(monkeypatch: pytest.MonkeyPatch) -> No
     clock, curves = time.process_time, []  # free time on this machine does not count
     for slower in (1, 5):
         monkeypatch.setattr(time, "perf_counter", lambda slower=slower: slower * clock())
-        curves.append(tokens_enough(tiny_moe("alpha-code"), 8, sizes=[3000], seeds=1))
+        curves.append(tokens_enough(recordings.sample("alpha-code"), 8, sizes=[3000], seeds=1))
     assert curves[0] == curves[1]
 
 
@@ -290,11 +268,11 @@ def test_recordings_of_two_models_and_empty_samples_are_refused_and_default_size
 
 
 def test_alpha_on_eight_gpus_needs_thousands_of_tokens_and_holds_in_part_on_other_text() -> None:
-    curve = tokens_enough(tiny_moe("alpha-code"), 8, seeds=1)
+    curve = tokens_enough(recordings.sample("alpha-code"), 8, seeds=1)
     assert curve.unit == "sequences"
     assert curve.linear < 0.13 < 0.33 < curve.mean_by_size()[6144] < curve.ceiling < curve.limit < 0.46
     assert curve.enough() in (1000, 3000)
-    moved = out_of_distribution([tiny_moe("alpha-code"), tiny_moe("alpha-man")], 8)
+    moved = out_of_distribution([recordings.sample("alpha-code"), recordings.sample("alpha-man")], 8)
     assert moved.kept[0][0] == pytest.approx(curve.mean_by_size()[6144], abs=0.01)
     assert 0.5 < moved.against_own()[0, 1] < 0.85
     assert np.all(moved.matrix() > np.array(moved.linear))
@@ -310,11 +288,3 @@ def test_deepseek_keeps_held_out_what_alternating_assignment_does() -> None:
     assert table.kept[0][0] > 0.39 and table.kept[1][1] > 0.33
     assert table.linear == pytest.approx((0.125, 0.125), abs=0.005)
     assert np.nanmin(table.against_own()) < 0.8  # here Table III's finding does not hold
-
-
-def test_limits_are_kept_as_they_are(tmp_path, monkeypatch):
-    monkeypatch.setenv("SWITCHYARD_DATA", str(tmp_path))
-    limits = np.array([0.1, 1 / 3, 1e17])
-    store.save_figures(KeepLimits(limits), "0" * 64, "2 groups")
-    assert store.load_figures(KeepLimits, "0" * 64, "2 groups").hops.tolist() == limits.tolist()
-    assert store.load_figures(KeepLimits, "0" * 64, "4 groups") is None

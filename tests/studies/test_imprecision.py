@@ -195,7 +195,6 @@ def pair() -> Problem:
 
 @pytest.fixture(scope="module")
 def colocated(pair) -> Plan:
-    """Aurora's plan for both models."""
     return run(SYSTEMS["aurora"], pair, {"time_limit": 1.0}).result.solution
 
 

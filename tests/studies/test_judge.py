@@ -7,8 +7,6 @@ import pytest
 
 from engine.compare.held_out import by_time
 from engine.compare.judge import BLOCK, Judge, Serving, gain_of, resampled
-from engine.costs import Datasheet
-from engine.problem import make_problem
 from engine.serving.roofline import RooflineOperators
 from engine.serving.sizes import usual_sizes
 from engine.serving.step import ServingStep
@@ -30,12 +28,6 @@ def test_a_gain_and_its_error_by_hand():
     assert (gain.seconds_now, gain.seconds, gain.gain) == (8000, 7000, pytest.approx(1 / 7))
     expected = np.sqrt(6000 * (1000 / 7000**2) ** 2 + 2000 / 7000**2 + 1000 * (8000 / 7000**2) ** 2)
     assert gain.error == pytest.approx(expected, rel=0.4)  # of 24 draws
-
-
-def test_a_hundred_times_the_tokens_have_a_tenth_of_the_error():
-    more = ExpertLoad("more", UNEVEN.load * 100, (1,))
-    errors = [gain_of(Judge(problem_of(load)), NOW, NEW, load).error for load in (UNEVEN, more)]
-    assert errors[1] == pytest.approx(errors[0] / 10, rel=0.4)
 
 
 def test_the_same_plan_gains_nothing_for_certain_and_another_the_same_again():
@@ -107,13 +99,6 @@ def test_halves_in_time_keep_whole_sequences_and_what_has_no_order_in_time_is_no
     assert by_time(UNEVEN) is None
     assert by_time(log("lone", [1])) is None
     assert by_time(log("padded", [1], [-1])) is None
-
-
-def test_a_recording_of_another_model_is_refused():
-    problem = sample_problem("alpha-code")
-    other = make_problem(UNEVEN, problem_of(UNEVEN).cluster, problem_of(UNEVEN).model, Datasheet())
-    with pytest.raises(ValueError, match="does not fit the recording"):
-        Judge(other).seconds(NOW, problem.workload)
 
 
 def test_loads_that_were_kept_by_steps_are_cut_in_time():

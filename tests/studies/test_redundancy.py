@@ -1,7 +1,6 @@
 """Spare slots: numbers that engines accept, their gain held out, the advised number, and plans made even."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,12 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine import parallel
-from engine.catalogue import cluster_presets, model_presets
-from engine.cluster import Cluster, Node
+from engine.catalogue import cluster_presets
 from engine.compare import redundancy as study
 from engine.compare.judge import RESAMPLES, Judge, deviation, gain_of
 from engine.compare.redundancy import (
-    Knee,
     RedundancyPoint,
     Replication,
     counts_of,
@@ -26,19 +23,14 @@ from engine.compare.redundancy import (
 )
 from engine.costs import Datasheet
 from engine.errors import InputError
-from engine.formats import read_workload
-from engine.model import MoEModel
-from engine.plan import Placement, Plan
-from engine.problem import MEMORY_SHARE, Problem, make_problem
+from engine.problem import MEMORY_SHARE, make_problem
 from engine.simulate import simulate
 from engine.workload import ExpertLoad
 from tests.cases.examples import examples
-from tests.cases.plans import plan_of
-from tests.cases.samples import sample, sample_problem
+from tests.cases.samples import sample, sample_problem, with_memory
 from tests.strategies import cluster_of, make_gpu, make_model, seeds
 from tests.verdict.hand import laid_out, loads, log, problem_of
 
-DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "deepseek-r1-loads"
 A = loads("a", [7000.0, 1000.0, 2000.0, 2000.0])
 B = loads("b", [4000.0, 2000.0, 3000.0, 3000.0])
 
@@ -86,7 +78,6 @@ def test_any_number_of_gpus_has_slots_that_divide(gpus):
 
 
 def test_the_smallest_gpu_limits_all():
-    """Room for three slots of two layers on the small GPU, for more on the large ones."""
     workload, model = loads("a", [1000.0] * 6, [1000.0] * 6), make_model(2, 6)
     room = [model.bytes_per_expert * 2 * slots / MEMORY_SHARE * 1.001 for slots in (9, 3, 9)]
     cluster = cluster_of(*(make_gpu(kind, memory=memory) for kind, memory in enumerate(room)))
@@ -146,21 +137,6 @@ def test_what_is_planned_on_and_what_is_judged():
         planned_and_judged([])
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason="the shared recordings are not here")
-def test_spare_slots_of_deepseek_r1(monkeypatch):
-    """Held out, balance rises more slowly with every further slot, as docs/verdict-examples.md says."""
-    monkeypatch.setattr(study, "SPARE", (0, 1, 2, 3, 6, 12))
-    planned, judged = (read_workload(DATA / f"{name}.json") for name in ("decode_in1000out1000", "decode_in2000out100"))
-    problem = make_problem(
-        planned, cluster_presets()["hgx-h100-4-nodes"].cluster, model_presets()["DeepSeek-R1"].model, Datasheet()
-    )
-    points = list(redundancy(Judge(problem), planned, [judged], Replication("eplb")))
-    balance = np.array([at.balancedness for at in points])
-    assert [at.slots for at in points[:3]] == [256, 288, 320]
-    assert (np.diff(balance) > 0).all() and balance[1] - balance[0] > balance[3] - balance[2]
-    assert isinstance(planned, ExpertLoad) and (balance < [at.planned_balancedness for at in points]).all()
-
-
 def points(*gains: float, noise: np.ndarray | float = 0.0) -> list[RedundancyPoint]:
     """From four slots on, two GPUs with one more each at a time. noise: float64[point, draw], or alike everywhere; the first
     point is the one that gains are over, and has none."""
@@ -200,32 +176,38 @@ def test_the_knee_where_nothing_is_noise(gains, slots, rule):
     assert (advised.slots, advised.rule) == (slots, rule)
 
 
-def test_a_gain_that_may_as_well_be_nothing_advises_no_spare_slots():
-    """8 % more, plus or minus twice 5 %."""
-    advised = knee(points(0.0, 0.04, 0.08, noise=ALTERNATING))
-    assert (advised.slots, advised.rule) == (4, "noise")
-    assert advised.reason == (
-        "the most that any number of spare slots brings may as well be nothing (+8.0 % with 8 slots, 95 % interval "
-        "-2.0 % to +18.0 %)"
-    )
-
-
-def test_what_cannot_be_told_from_nearly_the_most_is_enough():
-    """Nine tenths of 20 % are 4 % more than 14 %; that the noise of the two is of opposite sign leaves open."""
-    opposite = np.stack([ALTERNATING * 0, -ALTERNATING, ALTERNATING])
-    advised = knee(points(0.0, 0.14, 0.2, noise=opposite))
-    assert (advised.slots, advised.rule) == (6, "as good")
-    assert advised.reason == (
-        "the fewest whose gain cannot be told from 90 % of the most that any number brings (+20.0 % with 8 slots, 95 % "
-        "interval +10.0 % to +30.0 %)"
-    )
-
-
-def test_what_differs_alike_in_every_draw_is_told_apart():
-    """The same noise at both numbers: in every draw the larger one gains 6 % more, less a tenth of the noise."""
-    advised = knee(points(0.0, 0.14, 0.2, noise=ALTERNATING))
-    assert (advised.slots, advised.rule) == (8, "enough")
-    assert advised.reason.startswith("the fewest that bring 90 % of the most that any number brings (+20.0 % with 8 slots")
+@pytest.mark.parametrize(
+    ("gains", "signs", "slots", "rule", "reason"),
+    [
+        (  # 8 % more, plus or minus twice 5 %
+            (0.0, 0.04, 0.08),
+            (0, 1, 1),
+            4,
+            "noise",
+            "the most that any number of spare slots brings may as well be nothing (+8.0 % with 8 slots, 95 % interval -2.0 % "
+            "to +18.0 %)",
+        ),
+        (  # nine tenths of 20 % are 4 % more than 14 %; that the noise of the two is of opposite sign leaves open
+            (0.0, 0.14, 0.2),
+            (0, -1, 1),
+            6,
+            "as good",
+            "the fewest whose gain cannot be told from 90 % of the most that any number brings (+20.0 % with 8 slots, 95 % "
+            "interval +10.0 % to +30.0 %)",
+        ),
+        # The same noise at both numbers: in every draw the larger one gains 6 % more, less a tenth of the noise.
+        (
+            (0.0, 0.14, 0.2),
+            (0, 1, 1),
+            8,
+            "enough",
+            "the fewest that bring 90 % of the most that any number brings (+20.0 % with ",
+        ),
+    ],
+)
+def test_the_knee_where_there_is_noise(gains, signs, slots, rule, reason):
+    advised = knee(points(*gains, noise=np.outer(signs, ALTERNATING)))
+    assert (advised.slots, advised.rule) == (slots, rule) and advised.reason.startswith(reason)
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -236,52 +218,30 @@ def test_more_noise_never_advises_more_slots(gains, seed, size, more):
     assert fewer <= advised <= knee(points(0.0, *gains)).slots
 
 
-def test_advice_and_points_survive_json():
-    advised, (_, point) = knee(points(0.0, 0.09, 0.1)), points(0.0, 0.5, noise=0.01)
-    assert Knee.from_json(advised.to_json(), "advice") == advised
-    assert RedundancyPoint(**point.to_dict()) == point
-
-
-MODEL = MoEModel(name="m", layers=3, dense_layers=(0,), experts=4, experts_per_token=1, d_model=64, d_ff=256)
-LOAD = ExpertLoad("loads", np.array([[40.0, 10.0, 30.0, 20.0], [10.0, 10.0, 10.0, 70.0]]), (1, 2))
-
-
-def problem_with(*memory: float) -> Problem:
-    gpus = tuple(make_gpu(memory=size) for size in memory)
-    cluster = Cluster(name="c", nodes=(Node(name="n", gpus=gpus),), latency=1e-5)
-    return make_problem(LOAD, cluster, MODEL, Datasheet())
-
-
-def uneven(*rows, **parts) -> Plan:
-    placement = Placement(experts=4, experts_of_gpu=tuple(tuple(map(tuple, row)) for row in rows), model_layers=(1, 2))
-    return plan_of(placement, **{"name": "p"} | parts)
+TWO_LAYERS = loads("loads", [40.0, 10.0, 30.0, 20.0], [10.0, 10.0, 10.0, 70.0])
 
 
 def test_the_fullest_layer_says_how_many_slots_and_the_price_is_simulated():
-    problem = problem_with(1e9, 1e9)
-    plan = uneven([[2, 0, 1], [3]], [[0, 1], [3, 2, 0]])
+    problem = problem_of(TWO_LAYERS)
+    plan = laid_out("p", [[2, 0, 1], [3]], [[0, 1], [3, 2, 0]])
     projection = project_evenly(plan, problem)
-    assert projection.slots == 3
-    assert projection.plan.placement.slots.tolist() == [[3, 3], [3, 3]]
-    assert projection.plan.placement.experts_of_gpu[0][0] == (2, 0, 1)  # experts that stay keep their slots
-    assert projection.plan.placement.experts_of_gpu[1][1] == (3, 2, 0)
-    assert (projection.added, projection.dropped) == (3, 0)
+    rows = projection.plan.placement.experts_of_gpu
+    assert [len(slots) for row in rows for slots in row] == [3] * 4
+    assert (rows[0][0], rows[1][1]) == ((2, 0, 1), (3, 2, 0)), "experts that stay keep their slots"
+    assert rows[1][0] == (0, 1, 3), "the busiest expert gets the replica"
+    assert (projection.slots, projection.added, projection.dropped) == (3, 3, 0)
     assert projection.plan.parent == plan.id and projection.plan.name == "p, even"
     assert projection.before.total == simulate(plan, problem).total
     assert projection.after.total == simulate(projection.plan, problem).total
-    assert projection.plan.placement.experts_of_gpu[1][0] == (0, 1, 3)  # the busiest expert gets the replica
-    projection = project_evenly(uneven([[2, 0], [1, 3]], [[0, 1], [3, 2]]), problem)
+    projection = project_evenly(laid_out("p", [[2, 0], [1, 3]], [[0, 1], [3, 2]]), problem)
     assert (projection.slots, projection.added, projection.dropped) == (2, 0, 0), "an even plan stays as it is"
     assert projection.plan.placement.experts_of_gpu == (((2, 0), (1, 3)), ((0, 1), (3, 2)))
     assert projection.before == projection.after
 
 
 def test_the_smallest_memory_limits_the_slots():
-    """Two layers of three slots fit the first GPU, of two the second; there are 196608 bytes an expert."""
-    expert = MODEL.bytes_per_expert
-    problem = problem_with(6.5 * expert / 0.9, 4.5 * expert / 0.9)
-    projection = project_evenly(uneven([[2, 0, 1], [3, 0]], [[0, 1, 2], [3, 2]]), problem)
-    assert projection.slots == 2
-    assert projection.dropped == 2 and projection.added == 0
+    problem = problem_of(TWO_LAYERS)
+    projection = project_evenly(laid_out("p", [[2, 0, 1], [3, 0]], [[0, 1, 2], [3, 2]]), with_memory(problem, [3, 2]))
+    assert (projection.slots, projection.added, projection.dropped) == (2, 0, 2)
     with pytest.raises(InputError, match=r"needs 2 experts per layer on every GPU, but .* has memory for 1;"):
-        project_evenly(uneven([[2, 0, 1], [3]], [[0, 1, 2], [3]]), problem_with(6.5 * expert / 0.9, 2.5 * expert / 0.9))
+        project_evenly(laid_out("p", [[2, 0, 1], [3]], [[0, 1, 2], [3]]), with_memory(problem, [3, 1]))

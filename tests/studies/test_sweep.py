@@ -3,14 +3,13 @@
 from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from engine.catalogue import cluster_presets
 from engine.cluster import Cluster, Efficiency, Node
 from engine.compare.capacity import CapacityPoint, capacity, fitted, grown, ladder, most_gpus, parts_of, smallest
 from engine.compare.sensitivity import operators_of
-from engine.compare.sweep import SweepPoint, best_of, check_values, forward_seconds, sweep, trials_of
+from engine.compare.sweep import SweepPoint, best_of, check_values, sweep, trials_of
 from engine.costs import Datasheet
 from engine.errors import InputError
 from engine.problem import Problem, make_problem
@@ -18,7 +17,6 @@ from engine.result import Result
 from engine.simulate import simulate
 from engine.systems import SYSTEMS, TRAINING, run
 from engine.systems.training.baselines import fixed_degree
-from engine.timeline import Timeline
 from engine.training import TrainingStep, balanced_load
 from engine.workload import RoutingTrace, TrafficMatrix
 from tests.cases.problems import step_problem
@@ -110,23 +108,6 @@ def test_the_figures_of_every_point_agree_with_each_other_and_a_stopped_sweep_ke
         plan = outcome.result.solution
         assert plan.id == point.plan_id and simulate(plan, problem).total == point.total
         assert point.experts_per_gpu == max(len(slots) for slots in plan.placement.experts_of_gpu[0])
-
-
-def test_the_forward_pass_ends_with_its_last_part() -> None:
-    events = pd.DataFrame({"start": 0.0, "end": [1.0, 2.0, 5.0, 4.0], "bytes": 0.0})
-    labels = ("head", "loss · part 1 of 2", "dx.loss", "loss · part 2 of 2")
-    timeline = Timeline(events, ("GPU 0",), "simulated", "test", labels)
-    assert forward_seconds(timeline, frozenset(("head", "loss"))) == 4.0
-
-
-def test_a_longer_range_and_more_parts_never_hurt_the_forward_pass() -> None:
-    """Lancet chooses among all ranges up to the limit; estimated and simulated forward pass are the same time."""
-    points = points_of(problem_of(), "range", [0, 4, 5, 6, 8, 12, 1000])
-    few, many = ([point.forward for point in points if point.series == f"up to {parts} parts"] for parts in (2, 4))
-    for series in (few, many):
-        assert (np.diff(series) <= 1e-12).all()
-        assert series[-1] < series[0]
-    assert (np.array(many) <= np.array(few) + 1e-12).all()
 
 
 def test_smaller_micro_ops_are_more_and_shorter() -> None:

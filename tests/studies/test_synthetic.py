@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from engine.compare import inspection
 from engine.compare.imbalance import PRESETS, ImbalanceRecipe, _subsets, hot_pool, imbalanced, load_of_steps
@@ -13,7 +11,6 @@ from engine.errors import InputError
 from engine.placement.transitions import kept, transitions
 from engine.timeline import Balance
 from engine.workload import RoutingTrace
-from tests.cases.examples import examples
 from tests.strategies import make_model
 
 TOKENS = 20_000
@@ -41,12 +38,6 @@ def test_popularity_is_the_power_law_in_every_layer() -> None:
     assert popularity(5, 1.0)[0] / popularity(5, 1.0)[3] == pytest.approx(4)
 
 
-@pytest.mark.parametrize("k", [1, 3])
-def test_measured_skew_goes_up_with_skew(k: int) -> None:
-    skews = [(load := trace_of(skew, 0.3, k).load).max() / load.mean() for skew in (0, 0.4, 0.8, 1.2, 2.0)]
-    assert (np.diff(skews) > 0).all() and skews[0] < 1.1
-
-
 @pytest.mark.parametrize("skew", [0.0, 1.0])
 def test_measured_affinity_goes_up_with_affinity(skew: float) -> None:
     predicted, stays = [], []
@@ -61,7 +52,6 @@ def test_measured_affinity_goes_up_with_affinity(skew: float) -> None:
 
 
 def test_without_affinity_layers_are_independent() -> None:
-    """Chi-squared over all pairs of neighbouring experts stays within the bounds of chance."""
     trace = trace_of(0.7, 0.0)
     for pairs in transitions(trace.experts, 12):
         expected = np.outer(pairs.sum(axis=1), pairs.sum(axis=0)) / pairs.sum()
@@ -84,16 +74,12 @@ def test_the_planted_placement_is_even_and_keeps_chains() -> None:
         (Recipe, (0, 1, 0), "tokens 0"),
         (Recipe, (10, -1, 0), "skew -1"),
         (Recipe, (10, 1, 1.1), "affinity 1.1"),
-        (Recipe, (10, float("nan"), 0), "skew nan"),
         (Recipe, (10**7, 1, 0), "tokens"),
         (Recipe, (10, 1, 0, -1), "seed"),
         (ImbalanceRecipe, ("w8", 100), "no preset 'w8'; there are w0, w1, w2, w3, w4, w5, w6, w7"),
         (ImbalanceRecipe, ("w1", 0), "tokens 0"),
-        (ImbalanceRecipe, ("w1", 10**7), "tokens"),
-        (ImbalanceRecipe, ("w6", 100, 0), "steps 0 is not between 1 and 100"),
         (ImbalanceRecipe, ("w6", 100, 101), "steps 101 is not between 1 and 100"),
         (ImbalanceRecipe, ("w6", 1000, 241), "steps 241 is not between 1 and 240"),
-        (ImbalanceRecipe, ("w6", 100, 12, -1), "seed -1"),
     ],
 )
 def test_recipes_that_cannot_be(kind, recipe, said: str) -> None:
@@ -117,18 +103,6 @@ def test_a_log_has_sequences_for_the_gpus_of_a_large_cluster(tokens, length):
 
 MANY_TOKENS = 24_000
 EXPERTS = 16
-RANDOM = [key for key in PRESETS if key != "w0"]
-
-
-def load_of(workload: str, k: int = 2, experts: int = EXPERTS) -> np.ndarray:
-    """float64[expert]: the share of a layer's tokens that choose each expert, on average over layers."""
-    trace = imbalanced(make_model(3, experts, k), ImbalanceRecipe(workload, MANY_TOKENS))
-    return trace.load.mean(axis=0) / MANY_TOKENS
-
-
-def near(measured: np.ndarray, expected: np.ndarray) -> bool:
-    """Within five standard deviations of 3 × MANY_TOKENS tosses."""
-    return bool(np.abs(measured - expected).max() < 5 * np.sqrt(0.25 / (3 * MANY_TOKENS)))
 
 
 @pytest.mark.parametrize("workload", PRESETS)
@@ -156,27 +130,16 @@ def test_balanced_is_a_round_robin():
     ],
 )
 def test_a_share_of_the_tokens_chooses_hot_experts(workload, share, hot):
-    """And the others among all."""
-    load, expected = load_of(workload), np.full(EXPERTS, (1 - share) * 2 / 16)
+    """And the others among all: within five standard deviations of as many tosses."""
+    trace = imbalanced(make_model(3, EXPERTS, 2), ImbalanceRecipe(workload, MANY_TOKENS))
+    load, expected = trace.load.mean(axis=0) / MANY_TOKENS, np.full(EXPERTS, (1 - share) * 2 / 16)
     expected[list(hot)] += share * 2 / len(hot)
-    assert near(load, expected) and (load[expected == 0] == 0).all()
-
-
-@pytest.mark.parametrize(
-    ("experts", "k", "published"), [(8, 2, {"w1": 3.25, "w2": 3.25, "w5": 2}), (8, 4, {"w1": 1.75, "w2": 1.75, "w5": 2})]
-)
-def test_the_benchmarks_own_sizes(experts, k, published):
-    """Largest over mean expert load; its README measured 3.31, 3.22 and 2.16 on 512 tokens of top-2, and 1.78, 1.77 and 2.00 on
-    2,048 of top-4."""
-    for workload, factor in published.items():
-        load = load_of(workload, k, experts)
-        assert load.max() / load.mean() == pytest.approx(factor, rel=0.03)
+    assert np.abs(load - expected).max() < 5 * np.sqrt(0.25 / (3 * MANY_TOKENS)) and (load[expected == 0] == 0).all()
 
 
 def steps_of(workload: str, steps: int = 12) -> np.ndarray:
-    """float64[step, expert]: as `load_of`, of every step on its own."""
-    recipe = ImbalanceRecipe(workload, MANY_TOKENS, steps)
-    trace = imbalanced(make_model(1, EXPERTS, 2), recipe)
+    """float64[step, expert]: the share of a step's tokens that choose each expert."""
+    trace = imbalanced(make_model(1, EXPERTS, 2), ImbalanceRecipe(workload, MANY_TOKENS, steps))
     loads = load_of_steps(trace, steps)
     assert loads.sum(axis=0).tolist() == trace.load.tolist()
     assert loads[1, 0].tolist() == np.bincount(trace.experts[MANY_TOKENS // steps :][: MANY_TOKENS // steps].ravel()).tolist()
@@ -202,8 +165,7 @@ def test_which_tokens_choose_hot_experts():
     """Tokens 1, 2 and 3 of every four; in a burst the even ones."""
     hot = imbalanced(make_model(1, 64, 1), ImbalanceRecipe("w1", 4000, 1)).experts[:, 0, 0] < 16
     assert hot.reshape(-1, 4)[:, 1:].all() and 0 < hot.reshape(-1, 4)[:, 0].mean() < 0.5
-    recipe = ImbalanceRecipe("w7", 4000, 4)
-    burst = imbalanced(make_model(1, 64, 1), recipe).experts[3000:, 0, 0] < 16
+    burst = imbalanced(make_model(1, 64, 1), ImbalanceRecipe("w7", 4000, 4)).experts[3000:, 0, 0] < 16
     assert burst[::2].all() and 0 < burst[1::2].mean() < 0.5
 
 
@@ -214,25 +176,14 @@ def test_spread_where_half_the_experts_are_too_few():
         imbalanced(make_model(1, 4, 3), ImbalanceRecipe("w5", 10, 1))
 
 
-@given(st.integers(1, 9).flatmap(lambda size: st.tuples(st.just(size), st.integers(1, size))), st.integers(0, 99))
-@settings(max_examples=examples(30), deadline=None)
-def test_subsets_are_distinct(size_and_k, seed):
-    size, k = size_and_k
-    drawn = _subsets(np.random.default_rng(seed), 50, size, k)
-    assert drawn.shape == (50, k) and drawn.min() >= 0 and drawn.max() < size
-    assert all(len(set(row)) == k for row in drawn.tolist())
-
-
 def test_subsets_are_equally_likely_in_any_order():
     """Chi-squared over the 24 ways to take 3 of 4 numbers one after another stays within the bounds of chance."""
-    rows = 48_000
-    drawn = _subsets(np.random.default_rng(0), rows, 4, 3)
+    drawn = _subsets(np.random.default_rng(0), 48_000, 4, 3)
     counts = np.unique(drawn @ [16, 4, 1], return_counts=True)[1]
-    expected = rows / 24
-    assert len(counts) == 24 and ((counts - expected) ** 2 / expected).sum() < 23 + 5 * np.sqrt(2 * 23)
+    assert len(counts) == 24 and ((counts - 2000) ** 2 / 2000).sum() < 23 + 5 * np.sqrt(2 * 23)
 
 
-@pytest.mark.parametrize("workload", RANDOM)
+@pytest.mark.parametrize("workload", [preset for preset in PRESETS if preset != "w0"])
 def test_the_same_seed_makes_the_same_log(workload):
     model = make_model(2, 16, 2)
     same = [ImbalanceRecipe(workload, 256).draw(model) for _ in range(2)]

@@ -152,16 +152,6 @@ def test_what_does_not_fit_is_said() -> None:
         Change.from_dict({"noise": 2}, "change")
 
 
-def test_an_outlook_adds_up(solved) -> None:
-    problem, plan = solved
-    summary = outlook(plan, problem)
-    assert sum(summary.parts.values()) == pytest.approx(summary.total)
-    assert summary.layers.sum() == pytest.approx(summary.total) and (summary.layers > 0).all()
-    assert summary.bound <= summary.total * (1 + 1e-9)
-    assert (summary.compute + summary.network <= summary.total * (1 + 1e-9)).all(), "with barriers nothing overlaps"
-    assert summary.busiest == (summary.compute + summary.network).argmax()
-
-
 @FEW
 @given(planned())
 def test_the_least_is_the_bound_and_its_parts(case) -> None:
@@ -171,7 +161,11 @@ def test_the_least_is_the_bound_and_its_parts(case) -> None:
     assert quick.bound <= quick.total * (1 + 1e-9) and quick.total <= whole.total * (1 + 1e-9)
     whole_rates = problem.network.direct and not problem.network.contended
     assert not whole_rates or quick.bound == pytest.approx(quick.total)
-    assert sum(quick.parts.values()) == pytest.approx(quick.total) and quick.layers.sum() == pytest.approx(quick.total)
+    for summary in (quick, whole):
+        assert sum(summary.parts.values()) == pytest.approx(summary.total)
+        assert summary.layers.sum() == pytest.approx(summary.total) and (summary.layers >= 0).all()
+        assert summary.bound <= summary.total * (1 + 1e-9)
+    assert whole.busiest == (whole.compute + whole.network).argmax()
     assert np.allclose(quick.compute, whole.compute), "without sends on the way computation is the same"
     assert (quick.network <= whole.network * (1 + 1e-9) + 1e-12).all()
     assert is_quick(problem) and not quick.simulated
@@ -239,12 +233,10 @@ def test_sensitivity_is_the_plan_simulated_by_hand() -> None:
     problem = small()
     plan = run(SYSTEMS["aurora"], problem, {}).result.solution
     parameters = parameters_of(problem)
-    assert [parameter.title for parameter in parameters[:5]] == [
-        *("network bandwidth", "computation speed", "latency", "tokens", "model width")
-    ]
-    assert "type-1: network" in {parameter.title for parameter in parameters}
     points = {point.title: point for point in sensitivity(plan, problem, 0.25, parameters)}
-    assert list(points) == [parameter.title for parameter in parameters]
+    titles = list(points)
+    assert titles == [parameter.title for parameter in parameters] and "type-1: network" in titles
+    assert titles[:5] == ["network bandwidth", "computation speed", "latency", "tokens", "model width"]
     for title, change in (("network bandwidth", "network"), ("tokens", "tokens")):
         for side, factor in (("less", 0.75), ("more", 1.25)):
             assert getattr(points[title], side) == simulate(plan, changed(problem, Change(**{change: factor}))).total
@@ -284,8 +276,4 @@ def test_sensitivity_of_equal_gpus_without_latency_and_of_a_step() -> None:
     problem = small(mixed=False)
     still = make_problem(problem.workload, cluster_of(*problem.cluster.gpus), problem.model, Datasheet())
     assert [parameter.field for parameter in parameters_of(still)] == ["network", "compute", "tokens", "width"]
-    step = step_problem()
-    plan = run(TRAINING["deepspeed"], step, {}).result.solution
-    points = list(sensitivity(plan, step, 0.5, parameters_of(step)))
-    assert [point.title for point in points] == ["network bandwidth", "computation speed", "latency", "batch"]
-    assert points[1].less > points[1].more
+    assert [at.title for at in parameters_of(step_problem())] == ["network bandwidth", "computation speed", "latency", "batch"]

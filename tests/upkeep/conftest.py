@@ -24,12 +24,9 @@ NOW = time.time()
 
 @dataclass(frozen=True)
 class Folder:
-    """A data folder that is being filled."""
-
     path: Path
 
     def recording(self, seed: int, days: float) -> str:
-        """The digest of a recording that was saved so many days ago."""
         experts = np.random.default_rng(seed).integers(0, 16, (8, 2, 1)).astype(np.int16)
         digest = store.save_workload(RoutingTrace(f"log {seed}", experts, 16))
         age(self.path / "workloads" / f"{digest}.npz", days)
@@ -59,7 +56,6 @@ class Folder:
 
 
 def age(path: Path, days: float) -> Path:
-    """Let a file be as old as that."""
     os.utime(path, (NOW - days * DAY, NOW - days * DAY))
     return path
 

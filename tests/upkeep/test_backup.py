@@ -38,7 +38,6 @@ def rows_of(db: Database) -> dict[str, list[dict]]:
 
 @pytest.fixture
 def filled(folder: Folder, db: Database) -> Folder:
-    """A data folder with a session, a job and a recording, and a database that refers to them."""
     recording = folder.recording(0, 100)
     job = folder.job(1, 50, workload=recording)
     (folder.path / "jobs" / job / "pid").write_text('{"pid": 1}')
@@ -125,7 +124,6 @@ def without(part: str) -> Callable[[Members], Members]:
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A backup of SQLite with a session and a saved plan."""
     here = tmp_path_factory.mktemp("good")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SWITCHYARD_DATA", str(here / "data"))
@@ -219,16 +217,14 @@ def asked(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str
     return code, capsys.readouterr().out
 
 
-def test_a_studio_that_is_well_and_one_with_a_full_disk(own_data_folder: Path, monkeypatch, capsys) -> None:
+def test_a_studio_that_is_well_with_a_full_disk_and_without_a_folder(own_data_folder: Path, monkeypatch, capsys) -> None:
     code, said = asked(capsys, "health")
     assert code == 0 and said.startswith("well: ") and said.count("\n") == 1 and "free of" in said
     assert list(own_data_folder.iterdir()) == [], "asking makes nothing"
     monkeypatch.setattr(health, "free", lambda folder: (10_000_000, 10**12))
     code, said = asked(capsys, "health")
     assert code == 1 and "its disk is full, 10 MB free of 1 TB" in said and said.count("\n") == 1
-
-
-def test_a_folder_that_cannot_be_written(own_data_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    own_data_folder.rmdir()
     own_data_folder.write_text("a file")
     code, said = asked(capsys, "health", "--json")
     (folder, base) = json.loads(said)["checks"]

@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import update
-from streamlit.testing.v1 import AppTest
 
 from engine import store
 from engine.errors import InputError
-from engine.formats import read_plan
 from engine.jobs import launches
 from engine.jobs.kinds import answered
 from engine.jobs.protocol import Context
@@ -19,14 +17,13 @@ from engine.plan import Plan
 from engine.store import tables, team
 from engine.store.database import database
 from engine.store.problems import problem_arguments, save_inputs
-from tests.cases.broken_plans import BROKEN, CLUSTER, MODEL, RECORDING, legal, problem
-from tests.cases.cli import CommandLine
+from tests.cases.broken_plans import BROKEN, legal, problem
+from tests.cases.cli import INPUTS, CommandLine
 from tests.cases.pages import press, said, studio, visit
+from tests.cases.reviews import link
 from tests.cases.sessions import JOB, comes_from, session_with_plans
 
-INPUTS = ["--workload", RECORDING, "--cluster", CLUSTER, "--model", MODEL]
 EVERYTHING = pytest.mark.everything
-KINDS = pytest.mark.parametrize("kind", BROKEN)
 
 
 @pytest.fixture
@@ -41,29 +38,21 @@ def written(folder: Path, plan: dict, name: str = "sent.json") -> Path:
 
 
 def broken(kind: str) -> tuple[dict, str]:
-    """A broken plan and the pattern of its refusal."""
     make, says = BROKEN[kind]
     return make(), says
 
 
-@KINDS
+@pytest.mark.parametrize("kind", BROKEN)
 @pytest.mark.parametrize("command", ["simulate", "compare", "launch"])
 def test_the_command_line_refuses_a_broken_plan(engine, tmp_path, command, kind):
     plan, says = broken(kind)
     files = [written(tmp_path, plan)]
     if command == "compare":
         files.insert(0, written(tmp_path, legal(), "first.json"))
-    line = engine.refused(command, *files, *INPUTS)
-    assert re.fullmatch(rf"error: sent\.json: (placement: )?{says}", line), line
-
-
-@KINDS
-def test_inputs_need_not_be_named_again(engine, tmp_path, kind):
-    """The studio remembers the inputs of a plan, its cluster too."""
-    save_inputs(problem())
-    plan, says = broken(kind)
-    for command in ("simulate", "launch"):
-        assert re.search(says, engine.refused(command, written(tmp_path, plan)))
+    save_inputs(problem())  # the studio remembers the inputs of a plan, its cluster too
+    for inputs in (INPUTS, []):
+        line = engine.refused(command, *files, *inputs)
+        assert re.fullmatch(rf"error: sent\.json: (placement: )?{says}", line), line
 
 
 def test_a_launch_that_knows_no_cluster_refuses_what_is_legal_on_none(engine, tmp_path):
@@ -72,13 +61,6 @@ def test_a_launch_that_knows_no_cluster_refuses_what_is_legal_on_none(engine, tm
     plan, _ = broken("no matching")
     line = engine.refused("launch", written(tmp_path, plan), *INPUTS[:2], *INPUTS[4:])
     assert line.endswith("at once, which is no matching")
-
-
-def test_a_plan_tried_on_another_recording_is_none_of_these(engine, tmp_path):
-    path = written(tmp_path, broken("other bytes")[0])
-    other = RECORDING.parent / "alpha-man.npz"
-    engine.json("simulate", path, "--workload", other, *INPUTS[2:])
-    assert read_plan(path).send_order.mode == "matched"
 
 
 @pytest.mark.parametrize("kind", ["no matching", "other bytes"])
@@ -113,18 +95,12 @@ def saved(workspace: str, plan: dict, name: str) -> str:
     return fine.id
 
 
-def opened(plan: str) -> AppTest:
-    app = studio()
-    app.query_params["plan"] = plan
-    return visit(app, "review")
-
-
 @pytest.mark.parametrize(
     "kind", ["missing expert", "other bytes", *(pytest.param(kind, marks=EVERYTHING) for kind in ("shares", "no matching"))]
 )
 def test_a_page_refuses_a_broken_plan_that_the_team_saved(workspace, kind):
     plan, says = broken(kind)
-    app = opened(saved(workspace, plan, f"broken: {kind}"))
+    app = link(plan=saved(workspace, plan, f"broken: {kind}"))
     lines = said((*app.warning, *app.error))
     assert re.search(says, lines), lines
     assert app.session_state["plan"] is None
@@ -134,7 +110,7 @@ def test_a_page_refuses_a_broken_plan_that_the_team_saved(workspace, kind):
 
 
 def test_a_page_opens_a_legal_plan_that_the_team_saved(workspace):
-    app = opened(saved(workspace, legal(), "legal"))
+    app = link(plan=saved(workspace, legal(), "legal"))
     assert not app.warning and not app.error and app.session_state["plan"] is not None
 
 

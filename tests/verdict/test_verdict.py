@@ -48,15 +48,6 @@ def test_the_gain_on_another_recording_and_the_move_by_hand():
     assert (verdict.move_seconds, verdict.break_even_steps) == pytest.approx((0, 0), abs=1e-20)
 
 
-def test_a_plan_that_is_wrong_for_another_hour():
-    """On the next recording, contiguous blocks take 4000 s and the plan for a 6000: a third less."""
-    there = loads("there", [3000.0, 1000.0, 3000.0, 1000.0])
-    verdict = verdict_of(laid_out("plan", APART, made_from=A), problem_of(A), [A, there])
-    assert verdict.gain_held_out == pytest.approx(-1 / 3)
-    assert verdict.persistence == pytest.approx(-1 / 3 / 0.5)
-    assert verdict.verdict == "not-now" and verdict.break_even_steps is None
-
-
 def test_memory_of_replicas_by_hand():
     """Two of six slots are spare; each GPU holds three experts where it held two."""
     plan = laid_out("plan", [[0, 1, 2], [0, 1, 3]], made_from=A, optimiser="eplb", options={"algorithm": "eplb"})
@@ -109,13 +100,6 @@ def test_a_system_that_refuses_a_recording_leaves_open_what_it_would_gain():
     assert verdict.persistence in (None, pytest.approx(in_time.gain / (in_time.made_for_it or 1)))
 
 
-def test_what_is_deployed_already_is_not_now():
-    plan = laid_out("plan", APART, made_from=A)
-    verdict = verdict_of(plan.model_copy(update={"name": "again"}), problem_of(A), [A, B], deployed=plan)
-    assert verdict.verdict == "not-now" and verdict.gain_held_out is None
-    assert verdict.reasons == ("The plan does exactly what is deployed, so there is nothing to win.",)
-
-
 SILENT = loads("silent", [3000.0, 3000.0, 1000.0, 1000.0], [0.0] * 4)
 FEW = [ExpertLoad(name, load / 100, (1,)) for name, load in (("a", A.load), ("b", B.load))]
 
@@ -153,7 +137,6 @@ def test_a_plan_that_does_not_fit_is_refused_and_a_stop_leaves_no_verdict():
     ],
 )
 def test_no_threshold_enters_the_evidence(limits):
-    """A verdict by other thresholds, from evidence that was kept as JSON, is the one of a new judgement by them."""
     plan = laid_out("plan", [[0, 1, 2], [0, 1, 3]], made_from=A, optimiser="eplb", options={"algorithm": "eplb"})
     kept = Evidence.from_json(evidence_of(plan, problem_of(A), [A, B]).to_json(), "kept")
     thresholds = Thresholds(**limits)
