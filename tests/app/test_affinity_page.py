@@ -33,14 +33,8 @@ def open_fitting(app: AppTest, workload: Workload) -> None:
 
 def test_the_sample_under_the_linear_placement_any_two_layers_and_play(app: AppTest) -> None:
     visit(app, "affinity")
-    assert metrics(app) == [
-        ("On GPU", "11 %"),
-        ("Upper bound", "45 %"),
-        ("By chance", "12 %"),
-        ("On node", "23 %"),
-        ("Upper bound", "67 %"),
-        ("By chance", "25 %"),
-    ]
+    names = ("On GPU", "Upper bound", "By chance", "On node", "Upper bound", "By chance")
+    assert metrics(app) == list(zip(names, ("11 %", "45 %", "12 %", "23 %", "67 %", "25 %"), strict=True))
     assert "a linear placement" in said(app.caption)
     assert titles(app)[0] == "Expert 5 sends 59 % of its 229 tokens to expert 6"
     pick(app, "affinity-values", "Counts")
@@ -49,12 +43,9 @@ def test_the_sample_under_the_linear_placement_any_two_layers_and_play(app: AppT
     assert titles(app)[0].endswith("of tokens stay on their GPU (layers 0 and 1)")
     app.slider[0].set_range(2, 5).run()
     assert "on one GPU in both layers (layers 2 and 5)" in titles(app)[0]
-    app.toggle(key="affinity-play").set_value(True).run()
-    assert "layers 3 and 6" in titles(app)[0]
-    app.run()
-    assert "layers 4 and 7" in titles(app)[0]
-    app.run()
-    assert "layers 0 and 3" in titles(app)[0] and not app.slider
+    app.toggle(key="affinity-play").set_value(True)
+    for layers in ("layers 3 and 6", "layers 4 and 7", "layers 0 and 3"):
+        assert layers in titles(app.run())[0] and not app.slider
     app.toggle(key="affinity-play").set_value(False).run()
     assert app.slider[0].value == (0, 3) and "layers 0 and 3" in titles(app)[0]
     app.slider[0].set_range(6, 6).run()
@@ -118,8 +109,7 @@ def test_choices_of_top_k_count_singly_or_in_pairs_and_of_two_models_the_first_i
     assert "pairs of choices to expert" in titles(app)[0] and metrics(app) != singly
     pick(app, "affinity-hops", "First choices")
     press(visit(app, "workload"), "Alpha on code")
-    app.session_state["second"] = second
-    app.session_state["model_of"] = {second: model}
+    app.session_state["second"], app.session_state["model_of"] = second, {second: model}
     visit(app, "affinity")
     assert app.session_state["workload"] == first and not app.error
     assert titles(app)[0] == "Expert 5 sends 59 % of its 229 tokens to expert 6"
@@ -150,8 +140,6 @@ def test_a_study_runs_with_samples_and_is_not_shown_for_other_recordings(app: Ap
     for view in ("own", "row"):
         pick(app, "affinity-numbers", view)
         assert len(titles(app)) == 5
-    visit(app, "workload")
-    press(app, "Alpha on man pages")
-    visit(app, "affinity")
-    assert len(titles(app)) == 3
+    press(visit(app, "workload"), "Alpha on man pages")
+    assert len(titles(visit(app, "affinity"))) == 3
     assert "another recording" in said(app.info)

@@ -240,4 +240,4 @@ def test_numbers_in_cells_can_be_read(dark):
     write_numbers(figure, scale, [["0", "1"]], dark)
     pale, full = figure.data[0].textfont.color
     assert pale == readable((0, 137, 123, 0.0), dark) and full == readable((0, 137, 123, 1.0), dark)
-    assert (pale == "#FFFFFF") is dark
+    assert pale == ("#FFFFFF" if dark else "#16201F") and full == readable((0, 137, 123, 1.0), not dark)
