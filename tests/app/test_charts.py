@@ -11,7 +11,6 @@ import pandas as pd
 import plotly.graph_objects as go
 import pytest
 
-from app.charts import cluster as cluster_chart
 from app.charts import gantt, stacks, theme
 from app.charts import ranked as charts
 from app.charts import workload as workload_charts
@@ -30,11 +29,6 @@ def timeline(layers: int = 2) -> Timeline:
         now = log.network("dispatch", layer, now, flows)
         now = log.compute("ffn", layer, now, np.array([4.0, 1.0]))
     return Timeline(log.frame(), ("GPU 0 · <b>A</b>", "GPU 1 · B"), "simulated", "test")
-
-
-def test_names_in_titles_are_no_markup_and_keep_their_quotes():
-    """Plotly knows no `&quot;` and would show it."""
-    assert theme.plain("""a "b" 'c' <i>d</i> & e""") == """a "b" 'c' &lt;i&gt;d&lt;/i&gt; &amp; e"""
 
 
 def test_gantt_draws_every_event_of_the_chosen_layers_once_with_bounds_and_without_markup() -> None:
@@ -93,21 +87,11 @@ def test_folded_lanes_last_from_the_first_of_their_gpus_to_the_last() -> None:
     assert gantt.gantt({"one": folded}, 0, 0, "title").data[0].customdata[0].split("<br>")[1] == "both"
 
 
-def test_a_long_timeline_is_cut_to_what_a_browser_can_draw() -> None:
-    long = timeline(5000)
-    fits = gantt.layers_that_fit([long])
-    assert len(long.events) > gantt.MOST_BARS >= fits * 5
-
-
-@pytest.mark.parametrize("layers, experts", [(1, 1), (8, 16), (61, 256)])
-def test_popularity_names_the_worst_layer(layers: int, experts: int) -> None:
-    load = np.ones((layers, experts))
-    load[layers // 2, 0] = 10 * experts
-    title = workload_charts.popularity(load).layout.title.text
-    assert title.startswith(f"Layer {layers // 2} " if layers > 1 else "The busiest expert gets ")
-
-
-def test_columns_of_a_traffic_matrix_are_gpus_with_whole_numbers() -> None:
+def test_popularity_names_the_worst_layer_and_columns_of_a_traffic_matrix_are_gpus_with_whole_numbers() -> None:
+    for layers, begin in ((1, "The busiest expert gets "), (61, "Layer 30 ")):
+        load = np.ones((layers, 256))
+        load[layers // 2, 0] = 2560
+        assert workload_charts.popularity(load).layout.title.text.startswith(begin)
     figure = workload_charts.popularity(np.arange(4.0)[None], "GPU")
     assert figure.layout.title.text == "The busiest GPU gets 2× the mean"
     assert (figure.layout.xaxis.title.text, figure.layout.xaxis.dtick) == ("GPU", 1)
@@ -120,11 +104,9 @@ def test_traffic_marks_the_busiest_receiver_and_leaves_the_diagonal_out() -> Non
     assert np.isnan(figure.data[0].z.diagonal()).all() and "<a" not in str(figure.to_dict())
 
 
-def test_every_preset_cluster_can_be_drawn() -> None:
-    for preset in cluster_presets().values():
-        figure = cluster_chart.picture(preset.cluster)
-        drawn = next(trace for trace in figure.data if trace.mode == "markers+text")
-        assert len(drawn.x) == len(preset.cluster.gpus)
+def test_names_in_titles_are_no_markup_and_keep_their_quotes() -> None:
+    """Plotly knows no `&quot;` and would show it."""
+    assert theme.plain("""a "b" 'c' <i>d</i> & e""") == """a "b" 'c' &lt;i&gt;d&lt;/i&gt; &amp; e"""
 
 
 def test_every_kind_has_a_colour_and_every_catalogue_type_a_known_one() -> None:
@@ -181,13 +163,8 @@ def over(colour: str, page: str, opacity: float) -> str:
     return "#" + "".join(f"{round(part):02x}" for part in mixed)
 
 
-def test_the_contrast_of_black_and_white_is_21():
-    assert contrast("#000000", "#FFFFFF") == pytest.approx(21)
-    assert contrast("#777777", "#FFFFFF") == pytest.approx(4.48, abs=0.01)
-
-
 @pytest.mark.parametrize("name", TOKENS)
-def test_texts_have_the_contrast_of_aa_on_the_page_and_on_what_lies_on_it(name):
+def test_texts_have_the_contrast_of_aa_on_all_that_lies_below_them_and_marks_theirs_on_the_page(name):
     tokens = TOKENS[name]
     for page in (tokens["backgroundColor"], tokens["secondaryBackgroundColor"], tokens["dataframeHeaderBackgroundColor"]):
         texts = {token: colour for token, colour in tokens.items() if token.endswith("TextColor")}
@@ -196,37 +173,20 @@ def test_texts_have_the_contrast_of_aa_on_the_page_and_on_what_lies_on_it(name):
             texts[f"{token} of a caption"] = over(tokens[token], page, CAPTION)
         for token, colour in texts.items():
             assert contrast(colour, page) >= TEXT, (token, page)
-
-
-@pytest.mark.parametrize("name", TOKENS)
-def test_the_primary_colour_is_read_on_the_page_and_white_on_it(name):
-    tokens = TOKENS[name]
     assert contrast("#FFFFFF", tokens["primaryColor"]) >= TEXT
-    assert contrast(tokens["primaryColor"], tokens["backgroundColor"]) >= TEXT
+    page = tokens["backgroundColor"]
+    assert contrast(tokens["primaryColor"], page) >= TEXT
+    for colour in (theme.TEAL, theme.MARK, theme.SECOND, theme.ink(name == "dark")):
+        assert contrast(colour, page) >= GRAPHICS, colour
 
 
 def test_the_name_on_an_open_popover_of_the_dark_sidebar_is_read():
     """Streamlit writes it in the primary colour, darker by a quarter of all lightness."""
-    hue, lightness, saturation = colorsys.rgb_to_hls(
-        *(part / 255 for part in channels(TOKENS["dark"]["sidebar"]["primaryColor"]))
-    )
+    colour = channels(TOKENS["dark"]["sidebar"]["primaryColor"])
+    hue, lightness, saturation = colorsys.rgb_to_hls(*(part / 255 for part in colour))
     darker = colorsys.hls_to_rgb(hue, lightness - 0.25, saturation)
     name = "#" + "".join(f"{round(255 * part):02x}" for part in darker)
     assert contrast(name, TOKENS["dark"]["secondaryBackgroundColor"]) >= TEXT
-
-
-def test_the_dark_page_is_as_light_as_its_primary_colour_allows():
-    """The least grey step up, and no primary colour has both contrasts any more."""
-    lighter = "#" + "".join(f"{part + 1:02x}" for part in channels(TOKENS["dark"]["backgroundColor"]))
-    most_light_under_white = 1.05 / TEXT - 0.05
-    assert (most_light_under_white + 0.05) / (luminance(lighter) + 0.05) < TEXT
-
-
-@pytest.mark.parametrize("name", TOKENS)
-def test_lines_and_marks_of_charts_stand_out_from_the_page(name):
-    page = TOKENS[name]["backgroundColor"]
-    for colour in (theme.TEAL, theme.MARK, theme.SECOND, theme.ink(name == "dark")):
-        assert contrast(colour, page) >= GRAPHICS, colour
 
 
 @pytest.mark.parametrize("name", TOKENS)
@@ -255,11 +215,7 @@ def test_each_face_is_a_file_beside_its_licence():
     assert {CONFIG["theme"][use].split(",")[0] for use in ("font", "headingFont")} == families
     # Everybody who reaches the studio may read this folder: fonts and their licences alone.
     assert {path.suffix for path in static.rglob("*") if path.is_file()} == {".woff2", ".txt"}
-
-
-def test_the_wordmark_needs_no_font():
-    """A browser lends a picture none of the page's."""
-    assert "<text" not in (APP / "wordmark.svg").read_text()
+    assert "<text" not in (APP / "wordmark.svg").read_text(), "a browser lends a picture none of the page's fonts"
 
 
 @pytest.mark.parametrize(("entry", "lines"), [("a" * stacks.ENTRY, 2), ("a" * (stacks.ENTRY + 1), 3)])
@@ -333,6 +289,7 @@ def test_every_proven_bound_has_a_tick_on_its_bar_and_what_is_deployed_a_line_th
 def test_the_title_is_against_what_is_deployed(deployed, title):
     assert charts.ranked(NAMES, TIMES, BOUNDS, deployed).layout.title.text == title
     assert charts.ranked(NAMES, TIMES, BOUNDS, deployed, so_far=True).layout.title.text == f"{title} so far"
+    assert charts.ranked(["a"], [0.0], [0.0], 0).layout.title.text == "a is fastest: 0 s"
 
 
 def test_of_a_hundred_plans_the_fastest_are_drawn_and_what_is_deployed_and_open():
@@ -342,7 +299,3 @@ def test_of_a_hundred_plans_the_fastest_are_drawn_and_what_is_deployed_and_open(
     assert len(shown) == charts.MOST + 2 and shown[0] == "plan 99" and shown[-2:] == ["▸ plan 3", "plan 0 (deployed)"]
     assert figure.layout.title.text.endswith(f"({charts.MOST + 2} of 100 plans)")
     assert figure.layout.height < 800
-
-
-def test_plans_that_take_no_time():
-    assert charts.ranked(["a"], [0.0], [0.0], 0).layout.title.text == "a is fastest: 0 s"

@@ -19,7 +19,6 @@ from tests.cases.pages import answers, complaints, enter, press, said, studio, u
 from tests.launch.nvml import GIB, Gpu, plug_in, switched
 from tests.strategies import make_gpu
 
-LISTED = "".join(f"GPU {at}: NVIDIA H100 80GB HBM3 (UUID: GPU-{at})\n" for at in range(8))
 DETECT, OPEN = "Detect attached GPUs", "Open these GPUs"
 TYPE = "GPU type, where the driver or a file does not name it"
 
@@ -69,7 +68,8 @@ def test_a_name_that_is_not_known_needs_a_type(page, monkeypatch):
 
 
 def test_a_topology_names_its_gpus_or_their_type_is_chosen_which_draws_it_again_and_nothing_else_does(page):
-    drop(page, {"dgx.txt": LISTED + printed(everywhere("NV18", 8), nics=8)})
+    listed = "".join(f"GPU {at}: NVIDIA H100 80GB HBM3 (UUID: GPU-{at})\n" for at in range(8))
+    drop(page, {"dgx.txt": listed + printed(everywhere("NV18", 8), nics=8)})
     assert gpus(page) == "8" and not page.error and "8 network cards" in said(page.caption)
     drop(page, {"dgx.txt": printed(everywhere("NV12", 4))})
     assert "choose their type" in page.error[0].value and gpus(page) == "8", "nothing is opened"
@@ -83,9 +83,6 @@ def test_a_topology_names_its_gpus_or_their_type_is_chosen_which_draws_it_again_
     assert gpus(page) == "8", "the file is still in its widget, but what was opened last counts"
 
 
-TITLE = "Measured pairs"
-
-
 def set_of_logs(**options) -> dict[str, str]:
     return {f"{number}.log": pair_log(ends, two_nodes(*ends), **options) for number, ends in enumerate(combinations(NODES, 2))}
 
@@ -96,7 +93,7 @@ def drop(app: AppTest, files: dict[str, str | bytes], key: str = "cluster-file")
 
 
 def shows_pairs(app: AppTest) -> bool:
-    return TITLE in [heading.value for heading in app.subheader]
+    return "Measured pairs" in [heading.value for heading in app.subheader]
 
 
 def test_a_set_is_drawn_on_any_page_and_shown_beside_its_cluster(app):
@@ -140,10 +137,8 @@ def test_one_log_is_times_until_another_pair_is_dropped_beside_it(app):
 
 
 def test_other_tests_among_them_go_their_own_way(app):
-    others = {
-        "all.log": pair_log(NODES, 50e9, binary="alltoall_perf"),
-        "gather.log": pair_log(NODES[:2], 1e9, binary="all_gather_perf"),
-    }
+    others = {"all.log": pair_log(NODES, 50e9, binary="alltoall_perf")}
+    others["gather.log"] = pair_log(NODES[:2], 1e9, binary="all_gather_perf")
     drop(visit(app, "cluster"), set_of_logs() | others)
     assert gpus(app) == "4" and list(app.session_state["sources"]) == ["all"]
     (complaint,) = complaints(app)
@@ -176,13 +171,10 @@ def test_a_type_that_no_log_names_is_asked_for(app):
 def pairs_of(hosts: int, gpus_of_a_host: int, measured: np.ndarray) -> PairCluster:
     """measured: float64[gpu, gpu] bytes/s; drawn are 40 GB/s in a node and 5 between them."""
     gpu = make_gpu().model_copy(update={"send_bandwidth": 5e9, "receive_bandwidth": 5e9})
-    nodes = [
-        Node(name=f"<b>{host}", gpus=(gpu,) * gpus_of_a_host, link_bandwidth=40e9 if gpus_of_a_host > 1 else None)
-        for host in range(hosts)
-    ]
-    names = [f"<b>{host}" for host in range(hosts) for _ in range(gpus_of_a_host)]
-    buses = [str(bus) for _ in range(hosts) for bus in range(gpus_of_a_host)]
-    return held_against(Cluster(name="c", nodes=tuple(nodes)), names, buses, measured)
+    gpus, link = (gpu,) * gpus_of_a_host, 40e9 if gpus_of_a_host > 1 else None
+    nodes = tuple(Node(name=f"<b>{host}", gpus=gpus, link_bandwidth=link) for host in range(hosts))
+    names = [node.name for node in nodes for _ in gpus]
+    return held_against(Cluster(name="c", nodes=nodes), names, [str(bus) for bus in range(len(gpus))] * hosts, measured)
 
 
 def matrix(gpus: int, of_a_host: int, near: float = 40e9, far: float = 5e9) -> np.ndarray:
@@ -195,10 +187,9 @@ def test_the_three_matrices():
     measured[0, 2] = measured[2, 0] = 10e9
     measured[1, 3] = measured[3, 1] = np.nan
     figure = pair_rates(pairs_of(2, 2, measured), dark=False)
-    assert (
-        figure.layout.title.text == "1 of 5 pairs is more than 10 % off, GPU 0 with GPU 2 most: 80 Gb/s measured, 40 Gb/s drawn"
-    )
-    was, drawn, difference = (trace for trace in figure.select_traces({"type": "heatmap"}))
+    worst = "GPU 0 with GPU 2 most: 80 Gb/s measured, 40 Gb/s drawn"
+    assert figure.layout.title.text == f"1 of 5 pairs is more than 10 % off, {worst}"
+    was, drawn, difference = figure.select_traces({"type": "heatmap"})
     assert was.z[0, 2] == pytest.approx(10) and drawn.z[0, 2] == pytest.approx(np.log10(5e9))
     assert was.customdata[0, 2] == 80 and drawn.customdata[0, 2] == 40 and difference.customdata[0, 2] == -50
     assert (was.zmin, was.zmax) == (drawn.zmin, drawn.zmax), "one colour, one rate"
@@ -208,11 +199,8 @@ def test_the_three_matrices():
     numbers = [list(trace.text) for trace in figure.select_traces({"mode": "text"})]
     assert numbers[0][2] == "80" and numbers[2][2] == "−50" and numbers[2][1] == "0"
     assert "<b>" not in str(figure.to_dict()["data"]), "names of hosts are no markup"
-
-
-def test_pairs_that_are_met():
-    figure = pair_rates(pairs_of(2, 2, matrix(4, 2)), dark=True)
-    assert figure.layout.title.text == "All 6 measured pairs are met within 0.1 %"
+    met = pair_rates(pairs_of(2, 2, matrix(4, 2)), dark=True)
+    assert met.layout.title.text == "All 6 measured pairs are met within 0.1 %"
 
 
 @pytest.mark.parametrize(("hosts", "of_a_host"), [(1, 2), (2, 1), (1, NUMBERED_GPUS + 1), (40, 8), (MOST_GPUS, 1)])

@@ -1,30 +1,30 @@
 """The Cluster page: its warnings, the cluster as a table and back, and the sums it states."""
 
+from itertools import permutations
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from app.charts.cluster import HEIGHT, WIDTH, link_speeds, node_rates, svg
+from app.charts.cluster import HEIGHT, WIDTH, link_speeds, node_rates, picture, svg
 from app.charts.theme import gpu_colour
 from app.cluster.board import in_words
 from app.cluster.table import memory_fit, shows, to_cluster, to_frame, usual_ports, without_fp8
 from engine.catalogue import cluster_presets, gpu_types
 from engine.catalogue.packaged import packaged_gpu_types
-from engine.cluster import Cluster, Efficiency, Node
+from engine.cluster import Cluster, Efficiency, Gpu, Node
 from engine.errors import InputError
 from engine.network import Network
 from engine.simulate.flows import all_to_all
-from tests.cases.pages import open_sample, press, said, visit
+from tests.cases.pages import press, said, visit
 from tests.costs.silicon import needs_tables
 from tests.strategies import cluster_of, make_gpu, make_model
 
 
 def warnings(app: AppTest) -> list[str]:
     """The warnings of missing links."""
-    texts = [warning.value.replace("\\", "") for warning in app.warning]
-    return [text for text in texts if "NVLink" in text]
+    return [text for text in said(app.warning).split(" | ") if "NVLink" in text]
 
 
 def test_eight_h100_without_links_are_warned_of_and_mended_with_one_click(app: AppTest) -> None:
@@ -37,10 +37,6 @@ def test_eight_h100_without_links_are_warned_of_and_mended_with_one_click(app: A
     assert app.session_state["cluster"].nodes[0].link_bandwidth == 450e9 and not warnings(app)
 
 
-def test_the_sample_is_not_warned_of(app: AppTest) -> None:
-    assert not warnings(visit(open_sample(app), "cluster"))
-
-
 def test_the_gallery_comes_first_where_no_cluster_is_open_and_opens_one(app: AppTest) -> None:
     visit(app, "cluster")
     cards = {button.key.removeprefix("preset-") for button in app.button if (button.key or "").startswith("preset-")}
@@ -51,13 +47,14 @@ def test_the_gallery_comes_first_where_no_cluster_is_open_and_opens_one(app: App
     assert app.session_state["cluster"] == cluster_presets()["hgx-h100-4-nodes"].cluster
     assert [tab.label.rpartition(": ")[2] for tab in app.tabs] == ["Inventory", "Links between nodes", "Costs", "Trust"]
     assert "Choose a preset" not in said(app.info)
+    app.button(key="strip-cluster-mixed-8").click().run()
+    assert not warnings(app)
 
 
 @pytest.mark.parametrize("name", cluster_presets())
 def test_a_picture_has_every_gpu_in_the_colour_of_its_type_and_stays_in_its_frame(name: str) -> None:
     cluster = cluster_presets()[name].cluster
-    picture = ElementTree.fromstring(svg(cluster))
-    boxes = [dict(part.items()) for part in picture if part.tag.endswith("rect")]
+    boxes = [dict(part.items()) for part in ElementTree.fromstring(svg(cluster)) if part.tag.endswith("rect")]
     gpus = [box for box in boxes if box["fill"] != "none"]
     assert [box["fill"] for box in gpus] == [gpu_colour(gpu.type) for gpu in cluster.gpus]
     assert len(boxes) - len(gpus) == len(cluster.nodes)
@@ -66,35 +63,13 @@ def test_a_picture_has_every_gpu_in_the_colour_of_its_type_and_stays_in_its_fram
         assert x >= 0 and y >= 0 and x + width <= WIDTH and y + height <= HEIGHT and min(width, height) >= 1.5
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("hgx-h100-4-nodes", "32 H100 in 4 nodes"),
-        ("hgx-h100-8", "8 H100 in 1 node"),
-        ("hgx-h100-and-l40s", "8 H100 + 8 L40S in 2 nodes"),
-        ("mixed-8", "8 GPUs of 4 types in 4 nodes"),
-    ],
-)
-def test_a_preset_in_words(name: str, words: str) -> None:
-    assert in_words(cluster_presets()[name].cluster) == words
-
-
 PRESETS = cluster_presets()
 
 
-@pytest.mark.parametrize("name", list(PRESETS))
-def test_a_table_that_nobody_edited_is_the_same_cluster(name: str) -> None:
-    cluster = PRESETS[name].cluster
-    again = to_cluster(to_frame(cluster), cluster, cluster.latency * 1e6)
-    assert again.latency == pytest.approx(cluster.latency)
-    for old, new in zip(cluster.nodes, again.nodes, strict=True):
-        assert (old.name, old.link_latency) == (new.name, new.link_latency)
-        assert new.link_bandwidth == pytest.approx(old.link_bandwidth)
-        for gpu, other in zip(old.gpus, new.gpus, strict=True):
-            assert gpu.type == other.type
-            assert list(gpu.model_dump(exclude={"type"}).values()) == pytest.approx(
-                list(other.model_dump(exclude={"type"}).values())
-            )
+def test_presets_in_words() -> None:
+    names = ("hgx-h100-4-nodes", "hgx-h100-8", "hgx-h100-and-l40s", "mixed-8")
+    words = ["32 H100 in 4 nodes", "8 H100 in 1 node", "8 H100 + 8 L40S in 2 nodes", "8 GPUs of 4 types in 4 nodes"]
+    assert [in_words(PRESETS[name].cluster) for name in names] == words
 
 
 def test_an_edited_table_keeps_what_ports_reach() -> None:
@@ -115,20 +90,14 @@ def test_a_new_type_also_one_that_only_the_package_has_brings_its_own_numbers(na
     assert changed.gpus[0].send_bandwidth == cluster.gpus[0].send_bandwidth
 
 
-@pytest.mark.parametrize(
-    "column, value, reason",
-    [("node", None, "Row 2"), ("type", None, "Row 2"), ("send", 0.0, "Row 2: Send"), ("memory", -1.0, "Row 2: Memory")],
-)
-def test_a_row_that_cannot_be_is_named(column: str, value: object, reason: str) -> None:
+def test_a_row_that_cannot_be_is_named_no_rows_are_no_cluster_and_one_added_needs_only_a_node_and_a_type() -> None:
     cluster = PRESETS["mixed-8"].cluster
-    frame = to_frame(cluster).astype({"node": object, "type": object})
-    frame.loc[1, column] = value
-    with pytest.raises(InputError, match=reason):
-        to_cluster(frame, cluster, 0.0)
-
-
-def test_a_table_without_rows_is_no_cluster_and_a_row_added_needs_only_a_node_and_a_type() -> None:
-    cluster = PRESETS["mixed-8"].cluster
+    wrong = {"node": (None, "Row 2"), "type": (None, "Row 2"), "send": (0.0, "Row 2: Send"), "memory": (-1.0, "Row 2: Memory")}
+    for column, (value, reason) in wrong.items():
+        frame = to_frame(cluster).astype({"node": object, "type": object})
+        frame.loc[1, column] = value
+        with pytest.raises(InputError, match=reason):
+            to_cluster(frame, cluster, 0.0)
     frame = to_frame(cluster)
     with pytest.raises(InputError, match="at least one GPU"):
         to_cluster(frame.iloc[:0], cluster, 0.0)
@@ -139,17 +108,19 @@ def test_a_table_without_rows_is_no_cluster_and_a_row_added_needs_only_a_node_an
 
 def test_a_table_that_nobody_edited_is_the_cluster_itself_whatever_its_numbers() -> None:
     random = np.random.default_rng(3)
-    for _ in range(50):
-        gpus = [
-            gpu.model_copy(
-                update={field: getattr(gpu, field) * random.uniform(0.5, 2) for field in ("memory", "send_bandwidth")}
-            )
-            for gpu in PRESETS["mixed-8"].cluster.gpus
-        ]
-        nodes = tuple(
-            Node(name=f"{rank}", gpus=(gpu,), link_bandwidth=random.uniform(1e9, 1e12)) for rank, gpu in enumerate(gpus)
+
+    def odd(gpu: Gpu) -> Gpu:
+        return gpu.model_copy(
+            update={"memory": gpu.memory * random.uniform(0.5, 2), "send_bandwidth": random.uniform(1e9, 1e11)}
         )
-        cluster = Cluster(name="odd", nodes=nodes, latency=random.uniform(0, 1e-4))
+
+    clusters = [preset.cluster for preset in PRESETS.values()]
+    for _ in range(50):
+        gpus = [odd(gpu) for gpu in PRESETS["mixed-8"].cluster.gpus]
+        links = random.uniform(1e9, 1e12, len(gpus)).tolist()
+        nodes = (Node(name=f"{at}", gpus=(gpu,), link_bandwidth=links[at]) for at, gpu in enumerate(gpus))
+        clusters.append(Cluster(name="odd", nodes=tuple(nodes), latency=random.uniform(0, 1e-4)))
+    for cluster in clusters:
         assert to_cluster(to_frame(cluster), cluster, cluster.latency * 1e6) is cluster
         frame = to_frame(cluster)
         frame.loc[3, "send"] *= 1 + 1e-9
@@ -171,7 +142,7 @@ LINKED = Cluster(
         ({(1, "link"): 200.0}, {"a": 200e9, "b": None, "c": 300e9}, False),  # one row counts for its node
         ({(1, "link"): np.nan}, {"a": None, "b": None, "c": 300e9}, False),
         ({(0, "link"): 0.0}, {"a": None, "b": None, "c": 300e9}, False),
-        ({(0, "link"): 50.0, (1, "link"): 50.0, (2, "link"): 50.0}, {"a": 50e9, "b": None, "c": 300e9}, True),
+        ({(row, "link"): 50.0 for row in range(3)}, {"a": 50e9, "b": None, "c": 300e9}, True),
         ({(2, "node"): "b"}, {"a": 450e9, "b": None, "c": 300e9}, False),  # a GPU takes the links that it finds
         ({(3, "node"): "a"}, {"a": 450e9, "b": None, "c": 300e9}, False),
         ({(2, "node"): "d"}, {"a": 450e9, "d": 450e9, "b": None, "c": 300e9}, True),  # and keeps them alone
@@ -200,6 +171,9 @@ def test_a_row_added_to_a_linked_node_has_its_links_and_a_renamed_one_keeps_what
     grown = changed.nodes[0]
     assert (grown.name, len(grown.gpus), grown.link_bandwidth) == ("a", 4, 450e9)
     assert not shows(frame, changed)
+    bare = to_cluster(base.assign(link=np.nan), LINKED, 0.0, base)
+    assert bare.nodes[0].link_bandwidth is None
+    assert to_cluster(frame.assign(link=np.nan), bare, 0.0, base).nodes[0].link_bandwidth is None, "taken away they stay away"
     frame = base.replace({"node": {"b": "renamed"}})
     changed = to_cluster(frame, LINKED, 0.0, base)
     assert [(node.name, node.link_latency) for node in changed.nodes] == [("a", 1e-6), ("renamed", 1e-6), ("c", 1e-6)]
@@ -224,17 +198,6 @@ def test_a_new_node_has_the_links_that_its_gpus_come_with(kinds: tuple[str, ...]
     assert shows(frame, changed) is (link is None), "the table is written anew, with the links"
 
 
-def test_links_that_were_taken_away_stay_away() -> None:
-    cluster = PRESETS["hgx-h100-8"].cluster
-    base = to_frame(cluster)
-    frame = base.copy()
-    frame["link"] = np.nan
-    bare = to_cluster(frame, cluster, 0.0, base)
-    assert bare.nodes[0].link_bandwidth is None
-    frame.loc[len(frame)] = rows((cluster.nodes[0].name, "H100"))[0]
-    assert to_cluster(frame, bare, 0.0, base).nodes[0].link_bandwidth is None
-
-
 def test_a_preset_that_was_changed_is_not_called_so() -> None:
     cluster = cluster_presets()["hgx-h100-4-nodes"].cluster
     frame = to_frame(cluster)
@@ -246,11 +209,10 @@ def test_a_preset_that_was_changed_is_not_called_so() -> None:
 
 
 def test_ports_that_nobody_gave_are_told_with_what_they_are_taken_from() -> None:
-    types = gpu_types()
-    cluster = Cluster(name="c", nodes=(Node(name="n", gpus=(types["L40S"].gpu(), types["H100"].gpu(1e9))),))
-    assert usual_ports(cluster) == ["L40S 50 Gb/s (Amazon EC2 g6e.48xlarge, 400 Gb/s for eight GPUs)"]
-    other = packaged_gpu_types()["GB200"]
-    (sentence,) = usual_ports(Cluster(name="c", nodes=(Node(name="n", gpus=(other.gpu(),)),)))
+    types, other = gpu_types(), packaged_gpu_types()["GB200"]
+    source = "L40S 50 Gb/s (Amazon EC2 g6e.48xlarge, 400 Gb/s for eight GPUs)"
+    assert usual_ports(cluster_of(types["L40S"].gpu(), types["H100"].gpu(1e9))) == [source]
+    (sentence,) = usual_ports(cluster_of(other.gpu()))
     assert other.source in sentence
 
 
@@ -259,25 +221,18 @@ def test_two_nodes_that_send_evenly_take_as_long_as_their_rate_says(name: str) -
     """Bytes spread over the ports as these are fast: the simulated all-to-all then needs bytes / rate."""
     cluster = PRESETS[name].cluster.model_copy(update={"latency": 0.0})
     rates, network, node = node_rates(cluster), Network.of(cluster), cluster.node_of_gpu
-    for source in range(min(3, len(cluster.nodes))):
-        for target in range(min(3, len(cluster.nodes))):
-            if source == target:
-                continue
-            weight = np.outer(network.send * (node == source), network.receive * (node == target))
-            traffic = 1e9 * weight / weight.sum()
-            took = all_to_all("concurrent", None, traffic, network).seconds
-            assert took == pytest.approx(1e9 / rates[source, target])
-
-
-def test_inside_a_node_its_own_links_count() -> None:
+    for source, target in permutations(range(min(3, len(cluster.nodes))), 2):
+        weight = np.outer(network.send * (node == source), network.receive * (node == target))
+        took = all_to_all("concurrent", None, 1e9 * weight / weight.sum(), network).seconds
+        assert took == pytest.approx(1e9 / rates[source, target])
     nodes = (Node(name="a", gpus=(make_gpu(),) * 3, link_bandwidth=5e9), Node(name="b", gpus=(make_gpu(),)))
     rates = node_rates(Cluster(name="c", nodes=nodes))
-    assert rates[0, 0] == 15e9 and np.isnan(rates[1, 1])
+    assert rates[0, 0] == 15e9 and np.isnan(rates[1, 1]), "inside a node its own links count"
 
 
 def test_the_title_names_the_slowest_pair_and_no_name_is_markup() -> None:
-    fast, slow = gpu_types()["H100"].gpu(10e9), gpu_types()["V100-16"].gpu(1e9)
-    nodes = (Node(name="<b>a", gpus=(fast,)), Node(name="b", gpus=(fast,)), Node(name="c", gpus=(slow,)))
+    ports = {"<b>a": 10e9, "b": 10e9, "c": 1e9}
+    nodes = tuple(Node(name=name, gpus=(gpu_types()["H100"].gpu(port),)) for name, port in ports.items())
     figure = link_speeds(Cluster(name="c", nodes=nodes), dark=False)
     assert figure.layout.title.text == "Slowest pair: 8 Gb/s, &lt;b&gt;a → c and 3 more"
     assert "<b>" not in str(figure.to_dict())
@@ -285,8 +240,10 @@ def test_the_title_names_the_slowest_pair_and_no_name_is_markup() -> None:
     assert equal.layout.title.text == "Every node reaches every other at 80 Gb/s"
 
 
-def test_every_preset_has_its_matrix() -> None:
+def test_every_preset_has_its_picture_and_its_matrix() -> None:
     for preset in PRESETS.values():
+        drawn = next(trace for trace in picture(preset.cluster).data if trace.mode == "markers+text")
+        assert len(drawn.x) == len(preset.cluster.gpus)
         if len(preset.cluster.nodes) > 1:
             assert np.shape(link_speeds(preset.cluster, dark=False).data[0].z) == (len(preset.cluster.nodes),) * 2
 
@@ -303,11 +260,11 @@ def test_whether_a_model_fits(memories: tuple[float, ...], fits: bool, reason: s
     """memories: in slots, of which a GPU has room for 0.9."""
     model = make_model(3, 8)
     slot = 3 * model.bytes_per_expert / 0.9
-    cluster = cluster_of(
-        *(make_gpu().model_copy(update={"memory": memory * slot * 1.001, "type": "T0"}) for memory in memories)
-    )
-    (text, placeable), *others = memory_fit(cluster, [model])
+    gpus = [make_gpu().model_copy(update={"memory": memory * slot * 1.001, "type": "T0"}) for memory in memories]
+    (text, placeable), *others = memory_fit(cluster_of(*gpus), [model])
     assert placeable is fits and reason in text and not others
+    room = cluster_of(make_gpu().model_copy(update={"memory": 12 * slot}))
+    assert [fits for _, fits in memory_fit(room, [model, model])] == [True, True, False], "two are held against it together too"
 
 
 def test_gpus_without_8_bit_units_are_named_where_the_model_is_in_fp8() -> None:
@@ -317,10 +274,3 @@ def test_gpus_without_8_bit_units_are_named_where_the_model_is_in_fp8() -> None:
     assert sentence.startswith("A100-80 without fp8: narrow computes at the 16-bit rate")
     assert old.flops("fp8") == old.flops_fp16 and new.flops("fp8") > new.flops_fp16
     assert not without_fp8(cluster_of(new), [model]) and not without_fp8(cluster_of(old), [make_model(3, 8)])
-
-
-def test_two_models_are_also_held_against_the_memory_together() -> None:
-    model = make_model(3, 8)
-    room = 1.5 * 24 * model.bytes_per_expert / 0.9
-    cluster = cluster_of(make_gpu().model_copy(update={"memory": room}))
-    assert [fits for _, fits in memory_fit(cluster, [model, model])] == [True, True, False]

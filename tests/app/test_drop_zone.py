@@ -3,6 +3,7 @@
 import io
 import json
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +17,7 @@ from engine import formats
 from engine.catalogue import model_presets
 from engine.compare.synthetic import Recipe
 from engine.recording import GUIDES
-from engine.workload import ExpertLoad, RoutingTrace
+from engine.workload import RoutingTrace
 from tests.cases.cli import ROOT, SAMPLES
 from tests.cases.pages import answers, complaints, open_sample, pick, press, said, upload, visit
 from tests.costs.silicon import needs_tables
@@ -73,9 +74,8 @@ def test_everything_at_once_in_any_order(app: AppTest) -> None:
 
 def test_a_plan_needs_its_model_and_cluster(app: AppTest) -> None:
     drop(app, deployed__json=sglang_plan(8, 16))
-    assert complaints(app) == [
-        "deployed.json: is a plan of a serving engine, not a recording: open its model and cluster first"
-    ]
+    (complaint,) = complaints(app)
+    assert complaint == "deployed.json: is a plan of a serving engine, not a recording: open its model and cluster first"
     open_sample(app)  # the file is still in the zone
     assert not complaints(app) and answers(app) == ["deployed.json counts as deployed now: SGLang expert locations"]
 
@@ -157,7 +157,6 @@ def test_what_of_a_log_was_left_out_is_told(app: AppTest) -> None:
 
 
 ALPHA, BETA = (SAMPLES / "tiny-moe" / f"{name}-prose.npz" for name in ("alpha", "beta"))
-RECIPE = Recipe(tokens=64, skew=0.6, affinity=0.3)
 
 
 def as_csv(loads: np.ndarray) -> bytes:
@@ -196,21 +195,16 @@ def test_of_several_the_last_that_tells_a_model_counts_and_the_recordings_stand_
     assert "Recordings of this session" in said(app.subheader)
 
 
-def test_a_model_dropped_along_counts(app: AppTest) -> None:
-    drop(app, code__npz=ALPHA.read_bytes(), model__json=(SAMPLES / "tiny-moe-alpha.json").read_bytes())
-    assert answers(app) == ["opened code", "opened the model tiny-moe-alpha"]
-
-
 @needs_tables
 def test_several_models_are_offered_and_none_is_opened(app: AppTest) -> None:
     drop(app, loads__csv=as_csv(np.ones((58, 256)) + np.arange(256)))
     assert app.session_state["model"] is None
     assert offered(app)[0] == "DeepSeek-R1, DeepSeek-V3" and len(offered(app)) > 1
     press(app, app.button(key="fitting-DeepSeek-R1").label)
-    assert app.session_state["model"] == model_presets()["DeepSeek-R1"].model
-    assert state.stored.Session.model_validate({"configs": app.session_state["configs"]}).configs == {
-        app.session_state["model"].digest: "deepseek-ai/DeepSeek-R1"
-    }
+    model = model_presets()["DeepSeek-R1"].model
+    assert app.session_state["model"] == model
+    assert dict(app.session_state["configs"]) == {model.digest: "deepseek-ai/DeepSeek-R1"}
+    assert model_catalogue._title(("X", "a/Y", "a/Z")) == "X, Y …", "titles are short"
 
 
 def table(app: AppTest) -> list[dict]:
@@ -225,10 +219,9 @@ def test_a_recording_that_fits_no_model_and_several_in_a_table(app: AppTest) -> 
     drop(app, code__npz=ALPHA.read_bytes(), loads__csv=loads)
     rows = {row["Open"].removesuffix(" (open)"): row for row in table(app)}
     first, second, trace = rows["code"], rows["loads"], formats.read_workload(ALPHA)
-    assert (first["Kind"], first["Phase"]) == ("routing log", "—")
-    assert first["Tokens"] == f"{trace.tokens:,}" and first["Layers × experts"] == "8 × 16"
-    assert (second["Kind"], second["Tokens"]) == ("expert loads", "—")
-    assert second["Worst skew"] == "1.75×"  # 7 / 4
+    shown = [first[column] for column in ("Kind", "Phase", "Tokens", "Layers × experts")]
+    assert shown == ["routing log", "—", f"{trace.tokens:,}", "8 × 16"]
+    assert [second[column] for column in ("Kind", "Phase", "Tokens", "Worst skew")] == ["expert loads", "—", "—", "1.75×"]
     assert [row["Open"].endswith(" (open)") for row in rows.values()].count(True) == 1
 
 
@@ -236,41 +229,25 @@ def test_a_recording_that_fits_no_model_and_several_in_a_table(app: AppTest) -> 
 def test_the_phase_where_it_is_known(phase: list[int] | None, said: str) -> None:
     trace = RoutingTrace("t", np.zeros((2, 1, 1), np.int16), 1, phase=phase and np.array(phase, np.int8))
     assert workload._phase(trace) == said
-    assert workload._phase(ExpertLoad("l", np.ones((1, 1)), None)) == "—"
 
 
-@pytest.fixture
-def two(own_data_folder: Path, empty_session: None) -> list[str]:
-    """Digests of recordings of two models, the second of which is open."""
+def test_a_click_opens_a_recording_with_its_model_and_another_removes_one(own_data_folder: Path, empty_session: None) -> None:
     for name in ("tiny-moe-alpha", "tiny-moe-beta"):
         model = model_presets()[name].model
-        state.open_workload(RECIPE.draw(model))
+        state.open_workload(Recipe(tokens=64, skew=0.6, affinity=0.3).draw(model))
         state.change(model=model)
         state.remember_model(state.session.workload, model)
-    return list(state.session.workloads)
+    first = next(iter(state.session.workloads))
 
+    def click(key: str, row: int, act: Callable[[list[str]], None]) -> None:
+        st.session_state[key] = SimpleNamespace(row=row)
+        act(list(state.session.workloads))
 
-def click(key: str, row: int) -> None:
-    st.session_state[key] = SimpleNamespace(row=row)
-
-
-def test_a_click_opens_a_recording_with_its_model(two: list[str]) -> None:
-    click(workload.OPEN, 0)
-    workload._open_pressed(two)
-    assert state.session.workload == two[0] and state.session.model.name == "tiny-moe-alpha"
-
-
-def test_a_recording_is_removed(two: list[str]) -> None:
-    state.update(others=[two[0]])
-    click(workload.REMOVE, 1)
-    workload._remove(two)
-    assert list(state.session.workloads) == [two[0]] and state.session.workload == two[0]
-    click(workload.REMOVE, 0)
-    workload._remove([two[0]])
+    click(workload.OPEN, 0, workload._open_pressed)
+    assert state.session.workload == first and state.session.model.name == "tiny-moe-alpha"
+    state.update(others=[first])
+    click(workload.REMOVE, 1, workload._remove)
+    assert list(state.session.workloads) == [first] and state.session.workload == first
+    click(workload.REMOVE, 0, workload._remove)
     assert not state.session.workloads and state.session.workload is None and not st.session_state.others
     assert "no longer in this session" in state.visit.take("notice")
-
-
-def test_titles_are_short() -> None:
-    assert model_catalogue._title(("a/X", "b/X")) == "X"
-    assert model_catalogue._title(("X", "a/Y", "a/Z")) == "X, Y …"

@@ -20,7 +20,7 @@ from engine import store
 from engine.errors import InputError
 from engine.store import database, team
 from tests.cases.pages import buttons, open_sample, press, run, said, studio, visit
-from tests.cases.reviews import fill, review_of, save
+from tests.cases.reviews import fill, link, review_of, save
 from tests.cases.sessions import JOB, TOKEN
 from tests.faults import failing
 from tests.postgres import Server, serving
@@ -164,22 +164,21 @@ def test_a_database_that_goes_in_the_middle_of_a_review_and_comes_back(server: S
     app = visit(ana, "review")
     saved = save(app)
     review = review_of(saved).id
-    fill(app, "Your comment", "before")
-    press(app, "Comment")
+    press(fill(app, "Your comment", "before"), "Comment")
     server.stop()
-    fill(app, "Your comment", "in the dark")
-    press(app, "Comment")
+    press(fill(app, "Your comment", "in the dark"), "Comment")
     lost(app)
-    visitor = studio()
-    visitor.query_params["plan"], visitor.query_params["review"] = saved.plan, review
-    lost(visit(visitor, "review"))
+    visitor = link(plan=saved.plan, review=review)
+    lost(visitor)
+    for page in ("workload", "optimise", "timeline"):
+        assert not visit(app, page).error, "pages that need no database work without one"
+    visit(app, "review")
     server.start()
     app.run()
     assert not app.exception and not app.error, said(app.error)
     assert field(app, "Your comment") == "in the dark"
     press(app, "Comment")
-    fill(app, "Reason", "back again")
-    press(app, "Approve")
+    press(fill(app, "Reason", "back again"), "Approve")
     kept = team.find_review(database.database(), review)
     assert [comment.text for comment in kept.comments] == ["before", "in the dark"] and kept.state == "approved"
     visitor.run()
@@ -213,13 +212,6 @@ def test_a_page_waits_once_for_a_database_that_is_silent(empty_session, monkeypa
     assert cached.candidates() == {} and len(asked) == 1
 
 
-@pytest.mark.everything
-def test_pages_that_need_no_database_work_without_one(server: Server, ana: AppTest) -> None:
-    server.stop()
-    for page in ("workload", "optimise", "timeline"):
-        assert not visit(ana, page).error and ana.session_state["plan"]
-
-
 APOLOGISE = page_faults.apologise
 SECRET = "/srv/secret/place"
 
@@ -237,23 +229,19 @@ def fail(*arguments, **options) -> None:
 def test_a_page_that_fails_keeps_the_session_and_offers_ways_out(ana: AppTest, apologising, monkeypatch, caplog) -> None:
     visit(ana, "optimise").run()
     token, plan = ana.query_params["session"], ana.session_state["plan"]
-    whole = header.show
-    monkeypatch.setattr(header, "show", fail)
-    with caplog.at_level(logging.ERROR, page_faults.LOG.name):
+    with monkeypatch.context() as broken, caplog.at_level(logging.ERROR, page_faults.LOG.name):
+        broken.setattr(header, "show", fail)
         ana.run()
     (said,) = (error.value for error in ana.error)
     number = re.search(r"Fault ([0-9a-f]{8}):", said)[1]
     assert SECRET not in said and "What you have is kept" in said and not ana.exception
     assert f"fault {number}" in caplog.text and SECRET in caplog.text
     assert ana.session_state["plan"] == plan and ana.query_params["session"] == token
-    ana.run()
-    assert number in ana.error[0].value, "the same fault has the same number"
-    monkeypatch.setattr(header, "show", whole)
     press(ana, "Try again")
     assert not ana.error and ana.session_state["plan"] == plan
-    monkeypatch.setattr(header, "show", fail)
-    ana.run()
-    monkeypatch.setattr(header, "show", whole)
+    with monkeypatch.context() as broken:
+        broken.setattr(header, "show", fail)
+        assert number in ana.run().error[0].value, "the same fault has the same number"
     press(ana, "Go on in an empty session")
     assert not ana.error and ana.session_state["plan"] is None and ana.query_params.get("session") != token
 

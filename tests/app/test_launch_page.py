@@ -40,26 +40,15 @@ def app(launch_page: AppTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def place(app: AppTest, name: str) -> AppTest:
     app.segmented_control(key="launch-place").set_value(name)
-    app.run()
-    assert not app.exception, app.exception
-    return app
+    return run(app)
 
 
 def fill(app: AppTest, values: dict[str, object]) -> None:
-    """Set inputs and choices by label and run the page."""
+    """Set inputs, choices and text fields by label and run the page."""
     for label, value in values.items():
-        field(app, label).set_value(value)
+        texts = [text for text in app.text_input if text.label == label]
+        (texts[0] if texts else field(app, label)).set_value(value)
     run(app)
-
-
-def type_in(app: AppTest, texts: dict[str, str]) -> None:
-    """Fill in text fields by label and run the page."""
-    for label, text in texts.items():
-        next(field for field in app.text_input if field.label == label).set_value(text)
-    run(app)
-
-
-# A new launch.
 
 
 def test_what_is_chosen_is_what_is_started(app: AppTest):
@@ -98,9 +87,7 @@ def test_what_cannot_run_is_said_before_the_start(app: AppTest, monkeypatch: pyt
 def test_two_models_are_launched_together(app: AppTest):
     visit(app, "optimise")
     press(app, "Two models on one cluster")
-    second = next(box for box in app.selectbox if box.label == "Second model's recording")
-    second.set_value("tiny-moe/beta-prose.npz")
-    app.run()
+    enter(app, "Second model's recording", "tiny-moe/beta-prose.npz")
     digest = app.session_state["second"]
     problem = problem_of(app)
     beside = (store.load_workload(digest), app.session_state["model_of"][digest])
@@ -161,8 +148,7 @@ def test_the_form_folds_away_while_a_launch_is_shown(app: AppTest, monkeypatch: 
     assert is_folded(app.run()) and "Measured:" in said(app.subheader)
     press(app, "New launch")
     assert not is_folded(app)
-    app.multiselect[0].set_value([])
-    run(app)
+    enter(app, "Compare with", [])
     assert "3 timed passes after a warm-up" in said(app.markdown)
     press(app, "Start")
     assert len(launches()[0].request.arguments["plans"]) == 1, "the open plan alone"
@@ -170,9 +156,6 @@ def test_the_form_folds_away_while_a_launch_is_shown(app: AppTest, monkeypatch: 
     assert is_folded(app) and "Measured:" not in said(app.subheader)
     app.session_state["launch_shown"] = older.id
     assert "Measured:" in said(app.run().subheader)
-
-
-# On a testbed.
 
 
 def test_a_testbed_shows_its_links_and_takes_a_scale_that_makes_sense(app: AppTest, monkeypatch: pytest.MonkeyPatch):
@@ -199,18 +182,15 @@ def test_without_root_a_testbed_is_refused_before_the_start(app: AppTest, monkey
     cached.testbed_fault.clear()
 
 
-# On a cluster.
-
-
 def test_slurm_from_the_form_to_the_submission(app: AppTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     install_slurm(tmp_path, monkeypatch)
     place(app, "slurm")
     assert "Enter the shared folder" in said(app.info) and not app.code
     assert [field(app, name).value for name in ("Nodes", "GPUs per node", "Ranks per node")] == [4, 2, 2]
     (shared := tmp_path / "shared").mkdir()
-    type_in(app, {"Shared folder": str(shared), "Partition": "gpu; rm"})
+    fill(app, {"Shared folder": str(shared), "Partition": "gpu; rm"})
     assert "no partition" in said(app.error)
-    type_in(app, {"Partition": "gpu"})
+    fill(app, {"Partition": "gpu"})
     assert "--partition=gpu" in app.code[0].value and f"{shared}/run-JOB" in app.code[0].value
     assert "NCCL: one GPU per rank" in said(app.markdown)
     press(app, "Write the run folder")
@@ -225,15 +205,12 @@ def test_slurm_from_the_form_to_the_submission(app: AppTest, tmp_path: Path, mon
 def test_kubernetes_asks_for_what_it_needs(app: AppTest, tmp_path: Path):
     place(app, "kubernetes")
     assert "the shared folder and the volume claim and the image" in said(app.info)
-    type_in(app, {"Shared folder": str(tmp_path), "Volume claim": "runs", "Image": "registry/switchyard:1"})
+    fill(app, {"Shared folder": str(tmp_path), "Volume claim": "runs", "Image": "registry/switchyard:1"})
     enter(app, "GPUs per node", 0)
     assert "image: registry/switchyard:1" in app.code[0].value and "Gloo" in said(app.markdown)
     for label, value in {"Shared folder": "relative", "Image": "two words"}.items():
-        type_in(app, {label: value})
+        fill(app, {label: value})
         assert "absolute path" in said(app.error) or "no image" in said(app.error)
-
-
-# Who may.
 
 
 def test_a_visitor_from_elsewhere_looks_and_starts_nothing(app: AppTest, monkeypatch, tmp_path: Path):
@@ -242,7 +219,7 @@ def test_a_visitor_from_elsewhere_looks_and_starts_nothing(app: AppTest, monkeyp
     app.run()
     assert "Launching is off" in said(app.warning) and button(app, "Start").disabled
     place(app, "slurm")
-    type_in(app, {"Shared folder": str(tmp_path)})
+    fill(app, {"Shared folder": str(tmp_path)})
     assert button(app, "Submit").disabled and button(app, "Write the run folder").disabled
     monkeypatch.setattr(cached, "testbed_fault", None)  # the machine is not made to try a testbed
     place(app, "testbed")
@@ -264,7 +241,7 @@ def test_every_start_asks_the_guard_again(app: AppTest, monkeypatch: pytest.Monk
 
     refused("Start", 1)
     place(app, "slurm")
-    type_in(app, {"Shared folder": str(tmp_path)})
+    fill(app, {"Shared folder": str(tmp_path)})
     refused("Submit", 1)
     refused("Write the run folder", 2)
     app.session_state["launch_shown"] = finish(request_of(wanted(app), store.data_folder()), 1.2, monkeypatch).id

@@ -17,7 +17,7 @@ from engine.costs import Datasheet
 from engine.jobs import tasks
 from engine.jobs.launches import BRIEF, run_folder
 from engine.jobs.protocol import CANCELLED, REQUEST, RESULT, Context
-from engine.jobs.runner import State
+from engine.jobs.runner import Job, State
 from engine.launch.rank.failure import RankLogs, RankProgress
 from engine.plan import Plan
 from engine.problem import make_problem
@@ -26,7 +26,7 @@ from engine.store.problems import problem_arguments
 from engine.timeline import Timeline
 from engine.training import usual_step
 from tests.cases.launched import fail, finish, request_of
-from tests.cases.pages import button, field, metrics, press, said, studio, visit
+from tests.cases.pages import button, field, metrics, press, run, said, studio, visit
 from tests.cases.sessions import launches, problem_of, wanted
 from tests.jobs.asking import in_json
 
@@ -37,7 +37,10 @@ def app(launch_page: AppTest) -> AppTest:
     return launch_page
 
 
-# Past launches.
+def show(app: AppTest, job: Job) -> None:
+    """Choose a past launch."""
+    app.session_state["launch_shown"] = job.id
+    run(app)
 
 
 def test_past_launches_are_listed_searched_and_shown(app: AppTest, monkeypatch: pytest.MonkeyPatch):
@@ -50,23 +53,17 @@ def test_past_launches_are_listed_searched_and_shown(app: AppTest, monkeypatch: 
     first, second = app.plans
     assert list(table["Plans"]) == [second.name, f"{first.name} · {second.name}"] and set(table["Where"]) == {"this machine"}
     assert table["Ratio"][1] == "1.25× · 1.38×" and table["Ratio"][0] == ""
-    for text, count in {
-        "": 2,
-        "failed": 1,
-        f"{first.name.split()[0].upper()} 2 ranks": 1,
-        "testbed": 0,
-        f"{time.strftime('%Y-%m-%d', time.localtime(now - 86_400))} done": 1,
-    }.items():
+    day = time.strftime("%Y-%m-%d", time.localtime(now - 86_400))
+    found = {"": 2, "failed": 1, f"{first.name.split()[0].upper()} 2 ranks": 1, "testbed": 0, f"{day} done": 1}
+    for text, count in found.items():
         app.text_input(key="launch-search").set_value(text).run()
         assert len(app.dataframe[0].value if app.dataframe else ()) == count, text
     assert "None of 2 launches" in said(app.caption) or app.dataframe
     app.text_input(key="launch-search").set_value("").run()
     assert "Measured / predicted" not in metrics(app)  # none of these is this session's own
-    app.session_state["launch_shown"] = old.id
-    app.run()
+    show(app, old)
     assert list(app.dataframe[0].value[""]) == ["", "▸"] and metrics(app)["Measured / predicted"] == "1.25×"
-    app.session_state["launch_shown"] = bad.id
-    app.run()
+    show(app, bad)
     assert "rank 1 lost its way" in said(app.error) and "No rank has started yet" in said(app.caption)
 
 
@@ -93,9 +90,6 @@ def test_a_launch_that_is_being_made_is_looked_at_again(app: AppTest):
     assert history.launches() == []
     (job.folder / REQUEST).write_text(asked)
     assert [launch.job.id for launch in history.launches()] == [job.id]
-
-
-# Reports.
 
 
 def test_a_launch_says_which_plan_the_measurement_prefers_to_everybody_and_runs_once_more(
@@ -131,23 +125,22 @@ def test_a_launch_says_which_plan_the_measurement_prefers_to_everybody_and_runs_
 
 
 def test_a_run_against_its_prediction_in_words():
-    assert charts.against_prediction(1.0, 0.989) == "The run took 1.1 % less time than predicted"
-    assert charts.against_prediction(1.0, 1.2) == "The run took 20 % more time than predicted"
-    assert charts.against_prediction(1.0, 2.3) == "The run took 2.3× the predicted time"
-    assert charts.against_prediction(1.0, 1.0001) == "The run took the predicted time"
+    words = {0.989: "1.1 % less time than predicted", 1.2: "20 % more time than predicted", 1.0001: "the predicted time"}
+    for measured, said_of_it in (words | {2.3: "2.3× the predicted time"}).items():
+        assert charts.against_prediction(1.0, measured) == f"The run took {said_of_it}"
 
 
 def test_times_stand_behind_their_bars_in_one_readable_size():
     kinds, seconds = ["dispatch", "ffn"], ([1e-3, 2e-3], [1.5e-3, 1e-3])
-    for figure in (charts.by_kind(kinds, *seconds, (5e-3, 6e-3), (2e-3, 3.5e-3)), charts.by_layer(range(2), *seconds)):
-        predicted, measured = figure.data
-        assert (predicted.name, measured.name) == ("Predicted", "Measured")
+    by_kind = charts.by_kind(kinds, *seconds, (5e-3, 6e-3), (2e-3, 3.5e-3))
+    for figure in (by_kind, charts.by_layer(range(2), *seconds)):
+        assert [bars.name for bars in figure.data] == ["Predicted", "Measured"]
         for bars in figure.data:
             assert bars.orientation == "h" and bars.textposition == "outside" and bars.constraintext == "none"
             assert bars.textfont.size >= SMALLEST and bars.textangle == 0 and not bars.cliponaxis
-    figure = charts.by_kind(kinds, *seconds, (5e-3, 6e-3), (2e-3, 3.5e-3))
-    assert [bars.y[-1] for bars in figure.data] == ["Waiting between steps"] * 2
-    assert [bars.text[-1] for bars in figure.data] == ["2 ms", "3.5 ms"]
+    assert [(bars.y[-1], bars.text[-1]) for bars in by_kind.data] == [
+        ("Waiting between steps", at) for at in ("2 ms", "3.5 ms")
+    ]
     many = charts.by_layer(range(58), [1e-3] * 58, [2e-3] * 58)
     assert all(bars.orientation is None and bars.text is None for bars in many.data)
     both = charts.totals(["a", "b"], [1e-3, 2e-3], [[3e-3], [4e-3]], "title")
@@ -159,8 +152,7 @@ def test_a_relaunch_without_its_recording_says_so(app: AppTest, monkeypatch: pyt
     store.save_workload(small)
     job = finish(request_of(replace(wanted(app), workload=small), store.data_folder()), 1.2, monkeypatch)
     (store.data_folder() / "workloads" / f"{small.digest}.npz").unlink()
-    app.session_state["launch_shown"] = job.id
-    app.run()
+    show(app, job)
     press(app, "Relaunch")
     assert "no longer in the data folder" in said(app.error) and len(launches()) == 1
 
@@ -177,8 +169,7 @@ def test_a_failed_launch_shows_the_log_of_the_rank_that_failed_and_others_why_th
     logs.failed = 1, -9
     logs.save()
     fail(job, "the launch failed: rank 1 was killed")
-    app.session_state["launch_shown"] = job.id
-    app.run()
+    show(app, job)
     chosen = field(app, "Log of rank")
     assert chosen.value == 1 and "last words of 1" in said(app.code) and "last words of 0" not in said(app.code)
     assert list(app.dataframe[-1].value["Doing"]) == ["layer 0", "layer 1"]
@@ -188,14 +179,12 @@ def test_a_failed_launch_shows_the_log_of_the_rank_that_failed_and_others_why_th
     # A stopped one, and one of another version.
     stopped = request_of(wanted(app), store.data_folder(), time.time() + 1)
     (stopped.folder / CANCELLED).touch()
-    app.session_state["launch_shown"] = stopped.id
-    app.run()
+    show(app, stopped)
     assert "Stopped before" in said(app.info)
     older = finish(request_of(wanted(app), store.data_folder(), time.time() - 5), 1.2, monkeypatch)
     result = older.result
     (older.folder / RESULT).write_text(json.dumps({name: result[name] for name in result if name != "preference"}))
-    app.session_state["launch_shown"] = older.id
-    app.run()
+    show(app, older)
     assert "Another version" in said(app.warning) and "Measured / predicted" not in metrics(app)
 
 
@@ -212,7 +201,5 @@ def test_a_training_step_is_reported_on_its_own_kind_of_timeline(app: AppTest, m
     result = job.result
     result["runs"][0] |= {"predicted": predicted.to_dict(), "measured": measured.to_dict()}
     (job.folder / RESULT).write_text(json.dumps(result))
-    app.session_state["launch_shown"] = job.id
-    app.run()
-    assert not app.exception
+    show(app, job)
     assert any(control.label == "Part of the step" for control in app.segmented_control) and not app.slider

@@ -27,12 +27,8 @@ def app(sample: AppTest) -> AppTest:
 
 
 def open_short(app: AppTest, *names: str) -> list[str]:
-    """Open the first two layers of some recordings, which are planned soon, with the first of them before the person.
-
-    Returns their digests.
-    """
-    traces = [sample_of(name, 1000) for name in names]
-    traces = [RoutingTrace(trace.name, trace.experts[:, :2], trace.num_experts) for trace in traces]
+    """Open the first two layers of recordings, which are planned soon; the first is before the person. Returns digests."""
+    traces = [RoutingTrace(name, sample_of(name, 1000).experts[:, :2], 16) for name in names]
     models = [sample_model(name.partition("-")[0], 2) for name in names]
     digests = [store.save_workload(trace) for trace in traces]
     app.session_state["workloads"] = dict(zip(digests, names, strict=True))
@@ -47,23 +43,15 @@ def test_two_models_from_the_goal_to_the_timeline(app: AppTest) -> None:
     press(app, "Two models on one cluster")
     assert "Choose the recording of the second model" in said(app.info)
     enter(app, "Second model's recording", second)
-    assert {box.label.split("**")[1] for box in app.checkbox} == {
-        "Aurora",
-        "Random colocation (REC)",
-        "Same-model packing (Lina)",
-        "Linear placement",
-    }
+    offered = {box.label.split("**")[1] for box in app.checkbox}
+    assert offered == {"Aurora", "Random colocation (REC)", "Same-model packing (Lina)", "Linear placement"}
     run_the_job(app)
     table = app.dataframe[0].value
     assert len(table) == 4 and table["Plan"].tolist()[:2] == ["Linear placement", "Aurora"]
     against = dict(zip(table["Plan"], table["Against Linear placement"], strict=True))
     assert against["Linear placement"] == "deployed" and float(against["Aurora"].rstrip("×")) > 1
-    assert table["Above any placement's bound"].iloc[1].endswith(" %") and set(table["Proof"]) <= {
-        "nothing",
-        "placement",
-        "order",
-        "placement and order",
-    }
+    assert table["Above any placement's bound"].iloc[1].endswith(" %")
+    assert set(table["Proof"]) <= {"nothing", "placement", "order", "placement and order"}
     visit(app, "timeline")
     assert not app.error and any(metric.label == "Bound for any placement" for metric in app.metric)
     assert any(heading.value == "Alone and together" for heading in app.subheader)
@@ -103,8 +91,7 @@ def test_plans_are_in_the_table_as_they_are_found_and_moves_count_from_the_plan_
     assert table.loc["Linear placement", "Pays after"] == "at once"
     assert table.loc["Aurora", "Pays after"].endswith("passes")
     deployed = field(planned, "Deployed now")
-    deployed.select_index(next(i for i, option in enumerate(deployed.options) if option.startswith("Aurora")))
-    planned.run()
+    deployed.select_index(next(i for i, option in enumerate(deployed.options) if option.startswith("Aurora"))).run()
     table = planned.dataframe[0].value.set_index("Plan")
     assert table.loc["Aurora", "Copies to move"].startswith("0 ")
     assert table.loc["Linear placement", "Pays after"] == "never"
@@ -131,7 +118,6 @@ def test_several_recordings_are_planned_for_scored_and_weighed_on_a_front(app: A
     assert linear["plan"]["name"] == "Linear placement"
     assert "of the worst recording" in replicated["notes"]["balancedness"]["value"]
     field(app, "Also plan for").set_value([])
-
     for unit in ("copies", "gpu"):
         field(app, "How tokens travel").set_value(unit)
         enter(app, "Show", "Balance against affinity")

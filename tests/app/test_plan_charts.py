@@ -76,16 +76,16 @@ def test_bars_of_a_plan_add_up_to_its_time_with_its_bound_and_the_title_says_wha
     trace = next(trace for trace in figure.data if trace.name.startswith("Bound"))
     bounds = [metrics.order_bound * 1e3 for metrics in figures.values() for _ in "ab"]
     assert trace.line.dash == "dash" and [at for at in trace.x if at is not None] == pytest.approx(bounds)
-    above = [annotation.text for annotation in figure.layout.annotations]
-    assert above[0] == "Lancet: 90.8 ms, bound 75 ms, +21 %"
-    assert above[1].startswith("DeepSpeed (no overlap): ") and len(above) == 2
-    alone = step_charts.decomposition(figures)
-    assert alone.layout.title.text == "Lancet waits 15 % of its 90.8 ms for the network"
+    first, second = (annotation.text for annotation in figure.layout.annotations)
+    assert first == "Lancet: 90.8 ms, bound 75 ms, +21 %" and second.startswith("DeepSpeed (no overlap): ")
+    assert step_charts.decomposition(figures).layout.title.text == "Lancet waits 15 % of its 90.8 ms for the network"
 
 
-def test_lanes_of_network_and_compute_are_apart_in_their_colours_and_what_stayed_exposed_has_its_own(
-    timeline: Timeline,
-) -> None:
+def test_lanes_of_network_and_compute_are_apart_what_stayed_exposed_too_predictions_are_outlined(timeline: Timeline) -> None:
+    both = {"one": timeline, "two": replace(timeline, source="measured")}
+    figure = step_charts.step_gantt(both, dict.fromkeys(both, step_charts.stretch(timeline)), "title")
+    assert [trace.marker.line.width for trace in bars(figure, "Dispatch all-to-all")] == [1, 1, 0, 0]
+    assert all(trace.marker.opacity in (None, 1) for trace in figure.data if trace.type == "bar")
     figure = step_charts.step_gantt({"one": timeline}, {"one": step_charts.stretch(timeline)}, "title")
     assert drawn(figure, step_charts.EXPOSED_TITLE) == [(2, 4), (5, 5.5), (1, 4)]
     marks = bars(figure, step_charts.EXPOSED_TITLE)
@@ -100,15 +100,6 @@ def test_lanes_of_network_and_compute_are_apart_in_their_colours_and_what_stayed
             assert trace.marker.color == KIND_COLOURS[kind]
             assert set(trace.y) <= {y for y, text in ticks if text == lane}
     assert sum(len(trace.x) for trace in figure.data if trace.name != step_charts.EXPOSED_TITLE) == len(EVENTS)
-
-
-def test_what_was_predicted_is_outlined_and_all_is_opaque(timeline: Timeline) -> None:
-    both = {"one": timeline, "two": replace(timeline, source="measured")}
-    figure = step_charts.step_gantt(both, dict.fromkeys(both, step_charts.stretch(timeline)), "title")
-    dispatches = [trace.marker for trace in bars(figure, "Dispatch all-to-all")]
-    assert [marker.line.width for marker in dispatches] == [1, 1, 0, 0]
-    assert all(marker.color == KIND_COLOURS["dispatch"] != marker.line.color for marker in dispatches)
-    assert all(trace.marker.opacity in (None, 1) for trace in figure.data if trace.type == "bar")
 
 
 def test_hover_names_operator_and_bytes_without_markup_and_bound_and_backward_pass_are_lines(timeline: Timeline) -> None:
@@ -167,6 +158,10 @@ def test_a_front_runs_from_balance_to_affinity_in_any_order():
     assert list(elsewhere.x) == [10] and elsewhere.marker.color == SECOND and "<b>" not in elsewhere.name
     assert "20 % kept at balancedness 0.9 to 40 % at 0.6" in figure.layout.title.text
 
+    others = {"Linear": (0.125, 0.7), "RCS": (0.1250001, 0.7), "<i>mine</i>": (0.3, 0.5)}
+    names = plan_charts.front([point(0.4, 0.6)], others).data[1].text
+    assert sorted(names) == ["&lt;i&gt;mine&lt;/i&gt;", "Linear, RCS"], "plans at one place share a label"
+
 
 def test_a_front_of_rows_has_few_rows_to_the_right():
     points = [{"rows": rows, "balancedness": balance, "weight": 0.5, "seconds": 1e-3} for rows, balance in ((2, 0.6), (3, 0.9))]
@@ -177,20 +172,10 @@ def test_a_front_of_rows_has_few_rows_to_the_right():
     assert figure.layout.title.text == "From 3 rows per token at balancedness 0.9 to 2 at 0.6"
 
 
-def test_plans_at_one_place_share_a_label():
-    others = {"Linear": (0.125, 0.7), "RCS": (0.1250001, 0.7), "<i>mine</i>": (0.3, 0.5)}
-    names = plan_charts.front([point(0.4, 0.6)], others).data[1].text
-    assert sorted(names) == ["&lt;i&gt;mine&lt;/i&gt;", "Linear, RCS"]
-
-
-def test_a_matrix_of_times_is_relative_to_each_recordings_own_plan():
+def test_a_matrix_of_times_is_relative_to_each_recordings_own_plan_and_its_scale_has_some_width():
     figure = plan_charts.matrix(["a", "b"], [[1e-3, 3e-3], [2e-3, 2e-3]], "seconds")
     np.testing.assert_allclose(figure.data[0].z, [[1, 1.5], [2, 1]])
-    assert "up to 2× " in figure.layout.title.text
-    assert list(figure.data[1].text) == ["1 ms", "3 ms", "2 ms", "2 ms"]
-
-
-def test_times_that_are_nearly_equal_have_one_colour_and_a_scale_of_some_width():
+    assert "up to 2× " in figure.layout.title.text and list(figure.data[1].text) == ["1 ms", "3 ms", "2 ms", "2 ms"]
     figure = plan_charts.matrix(["a", "b"], [[1.0, 2.0 + 1e-9], [1.0008, 2.0]], "seconds")
     assert np.array_equal(figure.data[0].z, np.ones((2, 2)))
     assert (figure.data[0].zmin, figure.data[0].zmax) == (1.0, 1.05)
@@ -201,14 +186,11 @@ def test_times_that_are_nearly_equal_have_one_colour_and_a_scale_of_some_width()
     assert faster.zmin == 0.5 and faster.zmax == pytest.approx(1.0)
     nothing = plan_charts.matrix(["a", "b"], [[0.0, 0.0], [0.0, 0.0]], "kept_local").data[0]
     assert (nothing.zmin, nothing.zmax) == (0.0, 0.05)
-
-
-@pytest.mark.parametrize("what", list(plan_charts.SCORES))
-def test_a_matrix_that_is_still_filling_in(what):
-    figure = plan_charts.matrix(["a", "b"], [[0.5, 0.25], [None, None]], what)
-    assert np.isnan(figure.data[0].z[1]).all() and figure.data[1].text[2] == "…"
-    assert figure.layout.title.text == "2 of 4 scores so far"
-    assert plan_charts.matrix(["a", "b"], [[None, None], [None, None]], what).layout.title.text
+    for score in plan_charts.SCORES:
+        filling = plan_charts.matrix(["a", "b"], [[0.5, 0.25], [None, None]], score)
+        assert np.isnan(filling.data[0].z[1]).all() and filling.data[1].text[2] == "…"
+        assert filling.layout.title.text == "2 of 4 scores so far"
+        assert plan_charts.matrix(["a", "b"], [[None, None], [None, None]], score).layout.title.text
 
 
 def figures(**median: float) -> dict[str, Figures]:

@@ -24,23 +24,15 @@ def app(sample: AppTest) -> AppTest:
 
 
 def points(*gains: float) -> list[RedundancyPoint]:
-    return [
-        RedundancyPoint(
-            slots=16 + 8 * turn,
-            spare=8 * turn,
-            slots_of_gpu=2 + turn,
-            balancedness=0.7,
-            least_balancedness=0.6,
-            planned_balancedness=0.9,
-            seconds=1e-3 / (1 + gain),
-            gain=gain,
-            memory_bytes=8 * turn * 1e6,
-            gpu_bytes=(2 + turn) * 1e6,
-            error=0.01 if turn else 0.0,
-            gain_worst=gain,
-        )
-        for turn, gain in enumerate(gains)
-    ]
+    usual = {"balancedness": 0.7, "least_balancedness": 0.6, "planned_balancedness": 0.9}
+
+    def point(turn: int, gain: float) -> RedundancyPoint:
+        slots = {"slots": 16 + 8 * turn, "spare": 8 * turn, "slots_of_gpu": 2 + turn}
+        memory = {"memory_bytes": 8 * turn * 1e6, "gpu_bytes": (2 + turn) * 1e6}
+        gained = {"seconds": 1e-3 / (1 + gain), "gain": gain, "gain_worst": gain, "error": 0.01 if turn else 0.0}
+        return RedundancyPoint(**usual | slots | memory | gained)
+
+    return [point(turn, gain) for turn, gain in enumerate(gains)]
 
 
 def test_advice_is_planned_on_the_open_recording_judged_held_out_and_taken(app: AppTest) -> None:
@@ -107,15 +99,13 @@ def test_the_chart_marks_the_advised_number() -> None:
 
 
 def test_the_chart_while_it_runs_and_where_nothing_is_gained() -> None:
-    assert charts.spare_slots(points(0.0), None, True).layout.title.text == "So far one number of slots"
     assert "in sample" in charts.spare_slots(points(0.0, -0.1), advice(16), False).layout.yaxis.title.text
-    nothing = charts.spare_slots(points(0.0, -0.1), advice(16, "too little"), True)
-    assert nothing.layout.title.text == "No number of spare slots is worth its memory here"
-    noise = charts.spare_slots(points(0.0, 0.015), advice(16, "noise"), True)
-    assert noise.layout.title.text == "What spare slots gain here may as well be nothing"
-
-
-def test_the_table_in_words() -> None:
+    for shown, knee, title in (
+        (points(0.0), None, "So far one number of slots"),
+        (points(0.0, -0.1), advice(16, "too little"), "No number of spare slots is worth its memory here"),
+        (points(0.0, 0.015), advice(16, "noise"), "What spare slots gain here may as well be nothing"),
+    ):
+        assert charts.spare_slots(shown, knee, True).layout.title.text == title
     row = spare.as_text(points(0.0, 0.09)).iloc[1]
     assert row["Gain"] == "+9.0 %" and row["Slots per layer"] == "24" and row["Memory of spare"] == "8 MB"
     assert (row["95 % interval"], row["Worst"]) == ("+7.0 % to +11.0 %", "+9.0 %")

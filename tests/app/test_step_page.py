@@ -13,13 +13,14 @@ from app.optimise import step as step_form
 from engine import store
 from engine.catalogue import cluster_presets, model_presets
 from engine.compare.sensitivity import operators_of
-from engine.costs import CollectiveTimes, Combined, Datasheet, GemmTimes, MeasuredTimes, Profiled, Silicon
+from engine.costs import CollectiveTimes, Combined, Datasheet, GemmTimes, MeasuredTimes, Profiled
 from engine.errors import InputError
 from engine.problem import Problem, make_problem
 from engine.training import balanced_load, usual_step
 from engine.workload import ExpertLoad
 from tests.cases.pages import enter, field, open_sample, press, run_the_job, said, tick, visit
 from tests.cases.sessions import open_recording
+from tests.costs.silicon import needs_tables
 
 pytestmark = pytest.mark.usefixtures("warm_python")
 
@@ -29,11 +30,6 @@ def empty(app: AppTest, cluster: str = "lancet-p4de-2-nodes", model: str = "GPT2
     app.session_state["cluster"] = cluster_presets()[cluster].cluster
     app.session_state["model"] = model_presets()[model].model
     return visit(app, "optimise")
-
-
-def plan_the_step(app: AppTest, *systems: str) -> AppTest:
-    run_the_job(tick(app, *systems))
-    return app
 
 
 def test_a_balanced_step_needs_no_recording(app: AppTest) -> None:
@@ -50,14 +46,14 @@ def test_a_balanced_step_needs_no_recording(app: AppTest) -> None:
         visit(app, page)
 
 
-def test_from_the_goal_to_the_timeline_and_to_costs_measured_for_other_sizes(app: AppTest) -> None:
+def test_from_the_goal_to_the_timeline(app: AppTest) -> None:
     press(empty(app), "Training step")
     assert {box.label.split("**")[1] for box in app.checkbox if box.value and "**" in box.label} == {
         *("Lancet", "PipeMoE", "Lina (training)", "Tutel (best of 1, 2, 4, 8)", "DeepSpeed (no overlap)"),
         "RAF-like (no partition)",
     }
     assert not any(control.label == "Show" for control in app.segmented_control)
-    plan_the_step(app, "Lancet", "DeepSpeed")
+    run_the_job(tick(app, "Lancet", "DeepSpeed"))
     table = app.dataframe[0].value
     # The baseline is on top, then the fastest first.
     assert table["Plan"].tolist() == ["DeepSpeed (no overlap)", "Lancet"]
@@ -74,36 +70,21 @@ def test_from_the_goal_to_the_timeline_and_to_costs_measured_for_other_sizes(app
     assert metrics.keys() >= {"Bound for this placement", "Overlap", "GPU utilisation"}
     assert "every expert is chosen equally often" in said(app.caption)
     for part in ("forward", "backward"):
-        field(app, "Part of the step").set_value(part)
-        app.run()
-        assert not app.exception and any(slider.label == "Model layers" for slider in app.slider)
-
-    points = [[1.0, 1e-4], [2.0, 2e-4]]
-    times = {
-        "kind": "measured times",
-        "name": "tiny",
-        "origin": "a test",
-        "collectives": [{"operation": "all_to_all", "ranks": 16, "points": points}],
-    }
-    network = {"source": "measured", "measured": times}
-    app.session_state["cost"] = {"source": "combined", "computation": {"source": "datasheet"}, "network": network}
-    visit(app, "timeline")
-    assert "cannot time what is open: tiny: all-to-all over 16 GPUs" in said(app.error)
-    press(app, "Use the datasheet costs")
-    assert not app.error
+        enter(app, "Part of the step", part)
+        assert any(slider.label == "Model layers" for slider in app.slider)
 
 
 def test_changing_the_goal_loses_neither_plans_nor_the_step_and_closes_what_is_of_another(sample: AppTest) -> None:
     press(visit(sample, "optimise"), "Training step")
     enter(sample, "Batch per GPU, sequences", 7)
-    plan_the_step(sample, "DeepSpeed")
+    run_the_job(tick(sample, "DeepSpeed"))
     enter(sample, "Batch per GPU, sequences", 8)
     row = sample.dataframe[0].value.iloc[0]
     assert row["Proof"] in ("schedule", "nothing") and row["Above the bound"].endswith(" %")
     enter(sample, "Batch per GPU, sequences", 7)
     press(sample, "Inference latency of one model")
     assert sample.session_state["step"] is None and not sample.dataframe
-    plan_the_step(sample, "Linear")
+    run_the_job(tick(sample, "Linear"))
     assert sample.dataframe[0].value["Plan"].tolist() == ["Linear placement"]
     press(sample, "Training step")
     assert sample.session_state["step"].batch == 7
@@ -125,28 +106,13 @@ def test_every_field_reaches_the_step_and_what_cannot_be_is_answered(sample: App
     assert sample.session_state["step"].capacity_factor == 1
     enter(sample, "Capacity factor", 1.25)
     assert not sample.error
-    for label, value in (
-        ("Sequence length, tokens", 64),
-        ("Gate", "random"),
-        ("Attention heads", 4),
-        ("Dense d_ff", 99),
-        ("Vocabulary, tokens", 1000),
-        ("Tied embeddings", False),
-        ("Routing", "recorded"),
-    ):
+    labels = ("Sequence length, tokens", "Attention heads", "Dense d_ff", "Vocabulary, tokens", "Gate", "Tied embeddings")
+    chosen = {"sequence_length": 64, "heads": 4, "dense_d_ff": 99, "vocabulary": 1000, "gate": "random"}
+    chosen |= {"tied_embeddings": False, "routing": "recorded"}
+    for label, value in zip((*labels, "Routing"), chosen.values(), strict=True):
         field(sample, label).set_value(value)
     sample.run()
-    step = sample.session_state["step"]
-    assert step.model_dump(exclude={"batch"}) == {
-        "sequence_length": 64,
-        "gate": "random",
-        "heads": 4,
-        "dense_d_ff": 99,
-        "vocabulary": 1000,
-        "tied_embeddings": False,
-        "routing": "recorded",
-        "capacity_factor": 1.25,
-    }
+    assert sample.session_state["step"].model_dump(exclude={"batch"}) == chosen | {"capacity_factor": 1.25}
     assert "experts are chosen as in alpha-code" in said(sample.caption)
     recording = open_recording(sample, ExpertLoad("other", np.ones((3, 4)), (0, 1, 2)), alone=True)
     visit(sample, "timeline")
@@ -172,33 +138,23 @@ def test_times_measured_anew_under_the_old_name_are_other_times() -> None:
     assert key(1.0) == key(1.0) != key(2.0)
 
 
-def test_an_operator_graph_is_read_again_as_it_was_saved() -> None:
-    graph = operators_of(problem())
-    text = graph.model_dump_json(indent=1, exclude_none=True).encode()
-    assert step_form._read_graph("operators.json", text, problem()) == graph
-
-
+HALF = {"name": "a", "kind": "gradient"}
 BAD_GRAPHS = {
     "not valid JSON": b"{",
-    "a JSON object": b"[]",
-    "operators": {"name": "x"},
-    "belong together": {"name": "x", "operators": [{"name": "a", "kind": "gradient", "phase": "dx", "layer": 0}]},
-    "which is no operator": {
-        "name": "x",
-        "operators": [{"name": "a", "kind": "qkv", "phase": "forward", "layer": 0}],
-        "dependencies": [{"before": "a", "after": "b"}],
-    },
-    "needs no operator": {"name": "x", "operators": [{"name": "a", "kind": "gradient", "phase": "all_reduce", "layer": 0}]},
+    "operators": b'{"name": "x"}',
+    "belong together": json.dumps({"name": "x", "operators": [HALF | {"phase": "dx", "layer": 0}]}).encode(),
+    "needs no operator": json.dumps({"name": "x", "operators": [HALF | {"phase": "all_reduce", "layer": 0}]}).encode(),
 }
 
 
 @pytest.mark.parametrize("reason", BAD_GRAPHS)
-def test_a_wrong_graph_is_answered_in_one_line(reason: str) -> None:
-    content = BAD_GRAPHS[reason]
-    content = content if isinstance(content, bytes) else json.dumps(content).encode()
+def test_a_wrong_graph_is_answered_in_one_line_and_one_that_was_saved_is_read(reason: str) -> None:
     with pytest.raises(InputError, match=reason) as caught:
-        step_form._read_graph("graph.json", content, problem())
+        step_form._read_graph("graph.json", BAD_GRAPHS[reason], problem())
     assert "\n" not in str(caught.value) and str(caught.value).startswith("graph.json")
+    graph = operators_of(problem())
+    text = graph.model_dump_json(indent=1, exclude_none=True).encode()
+    assert step_form._read_graph("operators.json", text, problem()) == graph
 
 
 def test_a_graph_that_the_costs_cannot_time_is_refused() -> None:
@@ -212,14 +168,10 @@ def test_a_graph_that_the_costs_cannot_time_is_refused() -> None:
 
 def test_an_imported_graph_counts_and_can_be_removed_and_another_model_has_a_step_of_its_own(app: AppTest) -> None:
     press(empty(app), "Training step")
-    small = {
-        "name": "<b>mine</b>",
-        "operators": [
-            {"name": "a", "kind": "qkv", "phase": "forward", "layer": 0, "seconds": 0.5},
-            {"name": "b", "kind": "qkv", "phase": "dw", "layer": 0, "seconds": 0.25},
-        ],
-    }
-    app.session_state["graph"] = store.save_document(step_form._read_graph("mine.json", json.dumps(small).encode(), problem()))
+    usual = {"kind": "qkv", "layer": 0, "seconds": 0.5}
+    operators = [usual | {"name": "a", "phase": "forward"}, usual | {"name": "b", "phase": "dw"}]
+    small = json.dumps({"name": "<b>mine</b>", "operators": operators}).encode()
+    app.session_state["graph"] = store.save_document(step_form._read_graph("mine.json", small, problem()))
     app.run()
     assert "**2 operators**" in said(app.markdown) and "was imported" in said(app.markdown)
     press(app, "Remove the imported graph")
@@ -231,24 +183,6 @@ def test_an_imported_graph_counts_and_can_be_removed_and_another_model_has_a_ste
         visit(app, "timeline")
         usual = usual_step(model_presets()[name].model, 16)
         assert app.session_state["step"] == (usual.model_copy(update={"batch": batch}) if batch else usual)
-
-
-def silicon_there() -> bool:
-    try:
-        return bool(Silicon().source)
-    except InputError:
-        return False
-
-
-needs_tables = pytest.mark.skipif(not silicon_there(), reason="aiconfigurator-core is not installed")
-
-
-@needs_tables
-def test_costs_that_do_not_know_the_cluster_are_refused_and_the_last_ones_stay(app: AppTest) -> None:
-    visit(open_sample(app), "cluster")
-    enter(app, "Computation", measuring.SILICON)
-    assert "Refused: silicon has no tables of V100-32" in said(app.error) and "Still in use: datasheet" in said(app.error)
-    assert app.session_state["cost"] == {"source": "datasheet"}
 
 
 @needs_tables
@@ -280,12 +214,8 @@ def test_costs_that_no_longer_fit_offer_the_datasheet_on_every_page(app: AppTest
 
 def test_a_measured_file_can_be_chosen_and_what_it_lacks_is_said(app: AppTest) -> None:
     visit(open_sample(app), "cluster")
-    measured = {
-        "kind": "measured times",
-        "name": "Datasheet",
-        "origin": "a test",
-        "collectives": [{"operation": "all_to_all", "ranks": 8, "points": [[1e3, 1e-4], [1e9, 1e-1]]}],
-    }
+    collectives = [{"operation": "all_to_all", "ranks": 8, "points": [[1e3, 1e-4], [1e9, 1e-1]]}]
+    measured = {"kind": "measured times", "name": "Datasheet", "origin": "a test", "collectives": collectives}
     app.session_state["sources"] = {"Datasheet": {"source": "measured", "measured": measured}}
     app.run()
     enter(app, "Computation", "Datasheet (file)")

@@ -13,7 +13,7 @@ from engine.workload import DECODE, PREFILL, Finding, Origin, RoutingTrace
 from tests.cases.pages import press, run, said, visit
 from tests.cases.reviews import save
 from tests.cases.samples import sample
-from tests.cases.sessions import problem_of
+from tests.cases.sessions import open_recording, problem_of
 
 
 @pytest.fixture
@@ -22,9 +22,7 @@ def app(sample: AppTest) -> AppTest:
 
 
 def opened(app: AppTest, trace: RoutingTrace) -> AppTest:
-    digest = store.save_workload(trace)
-    app.session_state["workloads"] = {**app.session_state["workloads"], digest: trace.name}
-    app.session_state["workload"] = digest
+    open_recording(app, trace)
     return run(app)
 
 
@@ -81,15 +79,9 @@ def compared(two_plans: AppTest) -> AppTest:
 
 def percentiles(values: np.ndarray) -> str:
     """`p50 1.2×, …, worst 2×`."""
-    over = np.percentile(values, [50, 75, 90, 95])
-    names = ("p50", "p75", "p90", "p95", "worst")
-    return ", ".join(f"{name} {ratio(value)}" for name, value in zip(names, [*over, values.max()], strict=True))
-
-
-def factors(compared: AppTest) -> np.ndarray:
-    """float64[layer]: the overload factors of the open plan."""
-    load = np.einsum("le,leg->lg", problem_of(compared).workload.load, compared.plans[0].placement.share)
-    return load.max(axis=1) / load.mean(axis=1)
+    return ", ".join(
+        [*(f"p{at} {ratio(np.percentile(values, at))}" for at in (50, 75, 90, 95)), f"worst {ratio(values.max())}"]
+    )
 
 
 def overload(compared: AppTest):
@@ -97,7 +89,8 @@ def overload(compared: AppTest):
 
 
 def test_on_every_page_of_a_plan(compared: AppTest) -> None:
-    of_layer = factors(compared)
+    load = np.einsum("le,leg->lg", problem_of(compared).workload.load, compared.plans[0].placement.share)
+    of_layer = load.max(axis=1) / load.mean(axis=1)
     mean, over = ratio(of_layer.mean()), percentiles(of_layer)
 
     shown = overload(compared)
@@ -156,21 +149,16 @@ def test_imbalance_workloads_are_previewed_and_opened(compared: AppTest) -> None
     assert compared.session_state["workloads"][compared.session_state["workload"]] == name
 
 
-def test_tips_of_a_front():
-    figures = {"mean": 1.5, "p50": 1.4, "p75": 1.6, "p90": 1.8, "p95": 1.9, "max": 2.0}
-    point = {"kept_share": 0.4, "balancedness": 0.6, "weight": 0.5, "seconds": 1e-3}
-    new, old = (charts.front([point | {"overload": known}], {}).data[0].text[0] for known in (figures, None))
-    assert new == f"{old}<br>overload factor 1.5×; p50 1.4×, p75 1.6×, p90 1.8×, p95 1.9×, worst 2×"
-
-
-def test_tips_of_plans_on_other_recordings():
+def test_tips_of_a_front_and_of_plans_on_other_recordings():
     """With the percentiles of balancedness where they are known: not of results that an older version kept."""
     figures = {"mean": 1.5, "p50": 1.4, "p75": 1.6, "p90": 1.8, "p95": 1.9, "max": 2.0}
+    added = "<br>overload factor 1.5×; p50 1.4×, p75 1.6×, p90 1.8×, p95 1.9×, worst 2×"
+    point = {"kept_share": 0.4, "balancedness": 0.6, "weight": 0.5, "seconds": 1e-3}
+    new, old = (charts.front([point | {"overload": known}], {}).data[0].text[0] for known in (figures, None))
+    assert new == old + added
     table, overload = [[0.7, 0.6], [None, None]], [[figures, figures], [None, None]]
     tips = charts.matrix(["a", "b"], table, "balancedness", overload=overload).data[0].text
-    assert tips[0][1] == (
-        "made from a<br>scored on b: 0.6<br>overload factor 1.5×; p50 1.4×, p75 1.6×, p90 1.8×, p95 1.9×, worst 2×"
-    )
+    assert tips[0][1] == f"made from a<br>scored on b: 0.6{added}"
     assert tips[1][0] == "made from b<br>scored on a: …"
     assert "overload" not in str(charts.matrix(["a", "b"], table, "balancedness").data[0].text)
     assert "overload" not in str(charts.matrix(["a", "b"], table, "seconds", overload=overload).data[0].text)
