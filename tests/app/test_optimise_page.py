@@ -1,13 +1,18 @@
-"""The Optimise page beyond a first plan: two models, several recordings, studies, and how tokens travel."""
+"""The Optimise page beyond a first plan: two models, several recordings, studies, spare slots, and how tokens travel."""
+
+import json
 
 import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
 
 from app import state
+from app.charts import optimise as charts
+from app.optimise import spare
 from app.review.brief import words
 from app.visitor import roles
 from engine import store
+from engine.compare.redundancy import Knee, RedundancyPoint
 from engine.jobs import protocol, runner
 from engine.jobs.tasks import OptimiseAnswer
 from engine.plan import Plan, Travel
@@ -229,3 +234,100 @@ def test_travel_formats_and_copies_are_chosen_where_they_count(app: AppTest) -> 
 def test_co_activation_says_what_it_needs(app: AppTest) -> None:
     run_the_job(tick(visit(app, "optimise"), "Co-activation"))  # of the baseline, which is planned first
     assert "every copy of a token travels on its own" in said(app.warning)
+
+
+@pytest.fixture
+def short(sample: AppTest) -> AppTest:
+    """The sample's model with two of its layers, for which plans are made soon."""
+    sample.session_state["model"] = sample.session_state["model"].model_copy(update={"layers": 2})
+    return sample
+
+
+def points(*gains: float) -> list[RedundancyPoint]:
+    usual = {"balancedness": 0.7, "least_balancedness": 0.6, "planned_balancedness": 0.9}
+
+    def point(turn: int, gain: float) -> RedundancyPoint:
+        slots = {"slots": 16 + 8 * turn, "spare": 8 * turn, "slots_of_gpu": 2 + turn}
+        memory = {"memory_bytes": 8 * turn * 1e6, "gpu_bytes": (2 + turn) * 1e6}
+        gained = {"seconds": 1e-3 / (1 + gain), "gain": gain, "gain_worst": gain, "error": 0.01 if turn else 0.0}
+        return RedundancyPoint(**usual | slots | memory | gained)
+
+    return [point(turn, gain) for turn, gain in enumerate(gains)]
+
+
+def test_advice_is_planned_on_the_open_recording_judged_held_out_and_taken(short: AppTest) -> None:
+    rng = np.random.default_rng(1)
+    # One expert of every layer gets most tokens.
+    experts = rng.choice(16, (8192, 2, 1), p=[0.6, *[0.4 / 15] * 15]).astype(np.int16)
+    open_recording(short, RoutingTrace("another", experts[::-1], 16), alone=True)
+    digest = open_recording(short, RoutingTrace("lop-sided", experts, 16))
+    visit(short, "optimise")
+    enter(short, "Show", "Spare slots")
+    assert "No curve yet" in said(short.info)
+    field(short, "Judged on").set_value([])
+    short.run()
+    job = run_the_job(short, "Advise", "redundancy")
+    assert job.request.arguments["recordings"] == [digest]
+    result = job.result
+    advised = next(point for point in result["points"] if point["slots"] == result["knee"]["slots"])
+    number = advised["slots_of_gpu"] - 2
+    assert number > 0, "a hot expert is worth a second copy"
+    assert f"**{number} spare slot" in said(short.markdown) and result["knee"]["reason"] in said(short.markdown)
+    assert "lop-sided, earlier half" in said(short.caption)
+    table = short.dataframe[0].value
+    assert len(table) == len(result["points"]) and table["Spare per GPU"].iloc[0] == "+0"
+    press(short, "Use it")
+    ticked = {box.label.split("**")[1]: box.value for box in short.checkbox}
+    assert ticked["Replication (EPLB)"]
+    assert field(short, "Spare slots per GPU").value == number
+    # A number typed over it counts, until advice is taken again.
+    field(short, "Spare slots per GPU").set_value(5).run()
+    press(short, "Use it")
+    assert field(short, "Spare slots per GPU").value == number
+
+
+def test_loads_are_judged_in_sample_and_a_curve_of_another_cluster_or_without_intervals_asks_for_another(
+    short: AppTest,
+) -> None:
+    open_recording(short, ExpertLoad("loads", np.tile([40.0, 40.0, *[5.0] * 14], (2, 1)), (0, 1)), alone=True)
+    visit(short, "optimise")
+    enter(short, "Show", "Spare slots")
+    job = run_the_job(short, "Advise", "redundancy")
+    result = job.result
+    assert not result["held_out"] and "which is in sample" in said(short.caption)
+    whole = short.session_state["cluster"]
+    short.session_state["cluster"] = whole.part(list(range(4)))
+    short.run()
+    assert "run it again for what is open" in said(short.info)
+    short.session_state["cluster"] = whole
+    older = [{name: value for name, value in point.items() if name != "error"} for point in result["points"]]
+    (job.folder / "result.json").write_text(json.dumps(result | {"points": older, "knee": 16}))
+    short.run()
+    assert not short.exception and "of an older version" in said(short.info)
+
+
+def advice(slots: int, rule: str = "enough") -> Knee:
+    return Knee(slots=slots, rule=rule, reason="because")
+
+
+def test_the_chart_marks_the_advised_number() -> None:
+    band, curve, advised = (figure := charts.spare_slots(points(0.0, 0.09, 0.1), advice(24), True)).data[:3]
+    assert band.y == pytest.approx([0, 7.04, 8.04, 11.96, 10.96, 0], abs=0.01) and band.x == (0, 1, 2, 2, 1, 0)
+    assert "95 % interval +7.0 % to +11.0 %" in curve.hovertext[1]
+    assert curve.y == pytest.approx([0, 9, 10]) and advised.x == (1,) and advised.text == ("advised",)
+    assert figure.layout.title.text == "1 spare slot per GPU brings 9.0 % for 8 MB on all GPUs"
+    assert figure.layout.xaxis.ticktext == ("+0<br>0", "+1<br>8", "+2<br>16")
+    assert "held out" in figure.layout.yaxis.title.text
+
+
+def test_the_chart_while_it_runs_and_where_nothing_is_gained() -> None:
+    assert "in sample" in charts.spare_slots(points(0.0, -0.1), advice(16), False).layout.yaxis.title.text
+    for shown, knee, title in (
+        (points(0.0), None, "So far one number of slots"),
+        (points(0.0, -0.1), advice(16, "too little"), "No number of spare slots is worth its memory here"),
+        (points(0.0, 0.015), advice(16, "noise"), "What spare slots gain here may as well be nothing"),
+    ):
+        assert charts.spare_slots(shown, knee, True).layout.title.text == title
+    row = spare.as_text(points(0.0, 0.09)).iloc[1]
+    assert row["Gain"] == "+9.0 %" and row["Slots per layer"] == "24" and row["Memory of spare"] == "8 MB"
+    assert (row["95 % interval"], row["Worst"]) == ("+7.0 % to +11.0 %", "+9.0 %")

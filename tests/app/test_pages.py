@@ -49,7 +49,7 @@ def test_the_pages_of_a_finished_plan(planned: AppTest) -> None:
 
 def test_a_model_that_does_not_fit_is_answered_where_it_matters(sample: AppTest) -> None:
     sample.session_state["model"] = model_presets()["Mixtral-8x7B"].model
-    for page in ("optimise", "timeline", "launch"):
+    for page in ("optimise", "timeline", "what_if", "launch"):
         visit(sample, page)
         assert "does not fit the recording" in sample.error[0].value.replace("\\", "")
     visit(sample, "workload")

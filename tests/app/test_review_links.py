@@ -149,15 +149,14 @@ def test_a_comment_points_to_a_layer_a_gpu_or_a_chart(reviewed: AppTest) -> None
     assert headers(visitor) == ["Timeline"] and shown_layers(visitor, "MoE layers") == (3, 4)
     assert visitor.session_state["plan"] == saved.plan and not visitor.error
     assert shown_layers(visit(visitor, "timeline"), "MoE layers") == (3, 4)
+    assert "The comment points to layer 3." in said(visitor.markdown)
+    visitor.session_state["plan"] = app.plans[0].id
+    assert "points to layer" not in said(visitor.run().markdown), "it is on another plan"
     visitor = link(plan=saved.plan, review=review.id, about="hops:4")
     assert headers(visitor) == ["Affinity"] and shown_layers(visitor, "Layers compared") == (4, 5)
     press(app, "Layer 3 on Timeline")
     assert headers(app) == ["Timeline"] and shown_layers(app, "MoE layers") == (3, 4)
-    assert "The comment points to layer 3." in said(app.markdown)
-    app.session_state["plan"] = app.plans[0].id
-    assert "points to layer" not in said(app.run().markdown)
-    app.session_state["plan"] = saved.plan
-    press(app.run(), "Back to the comment")
+    press(app, "Back to the comment")
     assert headers(app) == ["Review"] and "about" not in app.query_params
     assert "Discussion" in said(app.subheader)
 
@@ -172,7 +171,7 @@ def test_a_comment_points_to_a_layer_a_gpu_or_a_chart(reviewed: AppTest) -> None
 
 
 def test_a_link_that_points_to_nothing_shows_its_plan_and_says_so(reviewed: AppTest) -> None:
-    app, saved = reviewed, reviewed.saved
+    saved = reviewed.saved
     for text in ("<script>alert(1)</script>", "layer:9999999"):
         visitor = link(plan=saved.plan, about=text)
         assert "is no layer, GPU or chart" in said(visitor.error) and "<script>" not in visitor.error[0].value
