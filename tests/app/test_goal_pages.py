@@ -175,20 +175,19 @@ BAD_GRAPHS = {
 
 
 @pytest.mark.parametrize("reason", BAD_GRAPHS)
-def test_a_wrong_graph_is_answered_in_one_line_and_one_that_was_saved_is_read(reason: str) -> None:
+def test_a_wrong_graph_is_answered_in_one_line(reason: str) -> None:
     with pytest.raises(InputError, match=reason) as caught:
         step_form._read_graph("graph.json", BAD_GRAPHS[reason], problem())
     assert "\n" not in str(caught.value) and str(caught.value).startswith("graph.json")
-    graph = operators_of(problem())
-    text = graph.model_dump_json(indent=1, exclude_none=True).encode()
-    assert step_form._read_graph("operators.json", text, problem()) == graph
 
 
 def test_a_graph_that_the_costs_cannot_time_is_refused() -> None:
     points = ((1.0, 1e-4), (2.0, 2e-4))
     times = CollectiveTimes(operation="all_to_all", ranks=16, points=points)
     cost = Combined(Datasheet(), Profiled(MeasuredTimes(name="tiny", origin="a test", collectives=(times,))))
-    text = operators_of(problem()).model_dump_json(exclude_none=True).encode()
+    graph = operators_of(problem())
+    text = graph.model_dump_json(indent=1, exclude_none=True).encode()
+    assert step_form._read_graph("operators.json", text, problem()) == graph, "as it was saved"
     with pytest.raises(InputError, match="tiny: all-to-all over 16 GPUs"):
         step_form._read_graph("operators.json", text, replace(problem(), cost=cost))
 

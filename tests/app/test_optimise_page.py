@@ -1,6 +1,7 @@
-"""The Optimise page beyond a first plan: two models, several recordings, studies, spare slots, and how tokens travel."""
+"""The Optimise page beyond a first plan: two models, several recordings, studies, spare slots, travel, and its charts."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from streamlit.testing.v1 import AppTest
 
 from app import state
 from app.charts import optimise as charts
+from app.charts.theme import SECOND, SEQUENTIAL, readable, write_numbers
 from app.optimise import spare
 from app.review.brief import words
 from app.visitor import roles
@@ -16,6 +18,7 @@ from engine.compare.redundancy import Knee, RedundancyPoint
 from engine.jobs import protocol, runner
 from engine.jobs.tasks import OptimiseAnswer
 from engine.plan import Plan, Travel
+from engine.simulate.two_phase import Figures
 from engine.workload import ExpertLoad, RoutingTrace
 from tests.cases.pages import enter, field, press, run_the_job, said, tick, visit
 from tests.cases.samples import sample as sample_of
@@ -331,3 +334,81 @@ def test_the_chart_while_it_runs_and_where_nothing_is_gained() -> None:
     row = spare.as_text(points(0.0, 0.09)).iloc[1]
     assert row["Gain"] == "+9.0 %" and row["Slots per layer"] == "24" and row["Memory of spare"] == "8 MB"
     assert (row["95 % interval"], row["Worst"]) == ("+7.0 % to +11.0 %", "+9.0 %")
+
+
+def point(kept: float, balance: float, seconds: float = 1e-3) -> dict:
+    return {"kept_share": kept, "balancedness": balance, "weight": 0.5, "seconds": seconds}
+
+
+def test_a_front_runs_from_balance_to_affinity_in_any_order():
+    figure = charts.front([point(0.4, 0.6), point(0.2, 0.9), point(0.3, 0.8)], {}, [(0.1, 0.5)], "other <b>")
+    front, elsewhere = figure.data
+    assert list(front.x) == [20, 30, 40] and list(front.y) == [0.9, 0.8, 0.6]
+    assert list(elsewhere.x) == [10] and elsewhere.marker.color == SECOND and "<b>" not in elsewhere.name
+    assert "20 % kept at balancedness 0.9 to 40 % at 0.6" in figure.layout.title.text
+
+    others = {"Linear": (0.125, 0.7), "RCS": (0.1250001, 0.7), "<i>mine</i>": (0.3, 0.5)}
+    names = charts.front([point(0.4, 0.6)], others).data[1].text
+    assert sorted(names) == ["&lt;i&gt;mine&lt;/i&gt;", "Linear, RCS"], "plans at one place share a label"
+
+
+def test_a_front_of_rows_has_few_rows_to_the_right():
+    points = [point(0.5, balance) | {"rows": rows} for rows, balance in ((2, 0.6), (3, 0.9))]
+    figure = charts.front(points, {"Linear": (3.54321, 0.7)}, across=charts.ROWS)
+    front, others = figure.data
+    assert list(front.x) == [3, 2] and list(others.x) == [3.543]
+    assert figure.layout.xaxis.autorange == "reversed" and "rows" in figure.layout.xaxis.title.text
+    assert figure.layout.title.text == "From 3 rows per token at balancedness 0.9 to 2 at 0.6"
+
+
+def test_a_matrix_of_times_is_relative_to_each_recordings_own_plan_and_its_scale_has_some_width():
+    figure = charts.matrix(["a", "b"], [[1e-3, 3e-3], [2e-3, 2e-3]], "seconds")
+    np.testing.assert_allclose(figure.data[0].z, [[1, 1.5], [2, 1]])
+    assert "up to 2× " in figure.layout.title.text and list(figure.data[1].text) == ["1 ms", "3 ms", "2 ms", "2 ms"]
+    figure = charts.matrix(["a", "b"], [[1.0, 2.0 + 1e-9], [1.0008, 2.0]], "seconds")
+    assert np.array_equal(figure.data[0].z, np.ones((2, 2)))
+    assert (figure.data[0].zmin, figure.data[0].zmax) == (1.0, 1.05)
+    assert figure.layout.title.text.startswith("No plan is slower")
+    figure = charts.matrix(["a", "b"], [[1.0, 2.02], [1.0, 2.0]], "seconds")
+    assert figure.data[0].zmax == 1.05 and "1.01×" in figure.layout.title.text
+    faster = charts.matrix(["a", "b"], [[1.0, 1.0], [1.0, 2.0]], "seconds").data[0]
+    assert faster.zmin == 0.5 and faster.zmax == pytest.approx(1.0)
+    nothing = charts.matrix(["a", "b"], [[0.0, 0.0], [0.0, 0.0]], "kept_local").data[0]
+    assert (nothing.zmin, nothing.zmax) == (0.0, 0.05)
+    for score in charts.SCORES:
+        filling = charts.matrix(["a", "b"], [[0.5, 0.25], [None, None]], score)
+        assert np.isnan(filling.data[0].z[1]).all() and filling.data[1].text[2] == "…"
+        assert filling.layout.title.text == "2 of 4 scores so far"
+        assert charts.matrix(["a", "b"], [[None, None], [None, None]], score).layout.title.text
+
+
+def figures(**median: float) -> dict[str, Figures]:
+    rest = dict.fromkeys(("median_layer", "tail_layer", "median_all_to_all", "tail_all_to_all", "waiting"), 1.0)
+    return {name: Figures(median.get(name, 1.5), 2.0, **rest) for name in charts.SCHEMES}
+
+
+@pytest.mark.parametrize(
+    ("baseline", "lina", "said"), [(1.8, 1.2, "is 1.5× as fast as no"), (1.2, 2.4, "takes 2× the time of no")]
+)
+def test_lina_says_who_wins(baseline: float, lina: float, said: str) -> None:
+    assert f"{said} scheduling" in charts.lina(figures(baseline=baseline, lina=lina), 3).layout.title.text
+
+
+def test_accuracy_names_the_best_path_length():
+    runs = [
+        SimpleNamespace(options=SimpleNamespace(path_length=length), accuracy=right, accuracy_of_layer=(None, right, right))
+        for length, right in ((1, 0.25), (3, 0.75))
+    ]
+    figure = charts.accuracy(runs)
+    assert figure.layout.title.text == "Path length 3 is right most often: 75 %"
+    assert figure.data[1].y[0] is None and figure.data[1].y[1] == 75
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_numbers_in_cells_can_be_read(dark):
+    figure = charts.go.Figure()
+    scale = {"z": [[0.0, 1.0]], "zmin": 0, "zmax": 1, "colorscale": SEQUENTIAL}
+    write_numbers(figure, scale, [["0", "1"]], dark)
+    pale, full = figure.data[0].textfont.color
+    assert pale == readable((0, 137, 123, 0.0), dark) and full == readable((0, 137, 123, 1.0), dark)
+    assert pale == ("#FFFFFF" if dark else "#16201F") and full == readable((0, 137, 123, 1.0), not dark)
