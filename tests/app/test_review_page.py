@@ -103,9 +103,8 @@ def test_what_is_said_of_a_plan_alone_and_against_another_is_what_the_simulation
     assert figures.loc["Time (simulated)", "Second against first"] == f"{ours / theirs:.3g}× as fast"
     assert list(figures.columns[:2]) == ["ours", "Linear placement"]
     small = Placement(experts=2, experts_of_gpu=(((0,), (1,)),), model_layers=(0,))
-    alien = Plan(
-        name="a small one", placement=small, send_order=SendOrder(mode="concurrent"), provenance=Provenance(optimiser="test")
-    )
+    parts = {"name": "a small one", "placement": small, "provenance": Provenance(optimiser="test")}
+    alien = Plan(**parts, send_order=SendOrder(mode="concurrent"))
     team.save_plan(database(), saved.workspace, alien, "Ben")
     beside = field(app.run(), "Compare with")
     assert "a small one" in beside.options[-1] and not app.error, "those of other inputs come last"
