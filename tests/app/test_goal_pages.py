@@ -40,6 +40,7 @@ from tests.cases.pages import (
     open_sample,
     plan_the_sample,
     press,
+    put,
     run_the_job,
     said,
     tick,
@@ -197,8 +198,7 @@ def test_an_imported_graph_counts_and_can_be_removed_and_another_model_has_a_ste
     usual = {"kind": "qkv", "layer": 0, "seconds": 0.5}
     operators = [usual | {"name": "a", "phase": "forward"}, usual | {"name": "b", "phase": "dw"}]
     small = json.dumps({"name": "<b>mine</b>", "operators": operators}).encode()
-    app.session_state["graph"] = store.save_document(step_form._read_graph("mine.json", small, problem()))
-    app.run()
+    put(app, graph=store.save_document(step_form._read_graph("mine.json", small, problem())))
     assert "**2 operators**" in said(app.markdown) and "was imported" in said(app.markdown)
     press(app, "Remove the imported graph")
     assert "**371 operators**" in said(app.markdown)
@@ -242,8 +242,7 @@ def test_a_measured_file_can_be_chosen_and_what_it_lacks_is_said(app: AppTest) -
     visit(open_sample(app), "cluster")
     collectives = [{"operation": "all_to_all", "ranks": 8, "points": [[1e3, 1e-4], [1e9, 1e-1]]}]
     measured = {"kind": "measured times", "name": "Datasheet", "origin": "a test", "collectives": collectives}
-    app.session_state["sources"] = {"Datasheet": {"source": "measured", "measured": measured}}
-    app.run()
+    put(app, sources={"Datasheet": {"source": "measured", "measured": measured}})
     enter(app, "Computation", "Datasheet (file)")
     assert "it has no GEMM times at all" in said(app.error)
     enter(app, "Computation", measuring.DATASHEET)
@@ -304,8 +303,7 @@ def test_the_figures_of_the_table_are_those_of_serve(sample: AppTest) -> None:
     assert times[1:] == sorted(times[1:]) and times[-1] > times[0] >= times[1]
     assert gain(sample) == {"Gain over Linear placement": f"{digits(deployed.seconds / best.seconds)}×"}
 
-    sample.session_state["in_use"] = plans["Random order (RCS)"].id
-    sample.run()
+    put(sample, in_use=plans["Random order (RCS)"].id)
     table = sample.dataframe[0].value
     assert table["Plan"].iloc[0] == "Random order (RCS)" and table[""].iloc[0] == ""
     assert table["Gain over Random order (RCS)"].iloc[0] == "deployed"
@@ -344,8 +342,7 @@ def test_what_cannot_be_is_said_the_last_step_stays_and_every_model_has_its_own(
     enter(sample, "Sequences per GPU", 16)
     alpha = sample.session_state["model"]
     for model, sequences in ((model_presets()["Qwen3-30B-A3B"].model, 64), (alpha, 16)):
-        sample.session_state["model"] = model
-        sample.run()
+        put(sample, model=model)
         assert sample.session_state["serving"].sequences == sequences
     enter(sample, "Step", "prefill")
     assert sample.session_state["serving"].phase == "prefill" and "Simulated time to first token" in metrics(sample)

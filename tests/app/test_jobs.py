@@ -19,7 +19,7 @@ from engine.jobs.launches import describe_calibration
 from engine.jobs.protocol import Progress
 from engine.jobs.runner import Job, State
 from tests.cases.jobs import LONG, WORKER, until
-from tests.cases.pages import field, press, said, upload, visit
+from tests.cases.pages import field, press, put, said, upload, visit
 from tests.costs import device_profiles as planted
 
 PAGE = """
@@ -61,8 +61,7 @@ def test_a_job_is_shown_with_its_time_left_and_stopped_in_two_seconds(page, job)
         (text,) = texts(page)
         assert text.startswith("**count**") and "left" in text
         page.session_state[name] = {} if name == "study_jobs" else []
-    page.session_state["plan_jobs"] = [job.id]
-    page.run()
+    put(page, plan_jobs=[job.id])
     begin = time.monotonic()
     page.button[0].click().run()
     assert runner.wait(job, 5) is State.CANCELLED and time.monotonic() - begin < 2.0

@@ -35,7 +35,7 @@ from engine.timeline import Timeline
 from engine.training import usual_step
 from engine.workload import RoutingTrace
 from tests.cases.launched import fail, finish, request_of
-from tests.cases.pages import button, buttons, enter, field, metrics, press, run, said, studio, visit
+from tests.cases.pages import button, buttons, enter, field, metrics, press, put, run, said, studio, visit
 from tests.cases.samples import sample, sample_model
 from tests.cases.sessions import ANOTHER, JOB, comes_from, launches, open_recording, plan, problem_of, wanted
 from tests.jobs.asking import in_json
@@ -94,8 +94,7 @@ def test_what_cannot_run_is_said_before_the_start(app: AppTest, monkeypatch: pyt
     app.run()
     assert said(app.markdown).count("launch it on a larger machine") == 2, "beside Start and in the pre-flight"
     assert button(app, "Start").disabled
-    app.session_state["model"] = model_presets()["Mixtral-8x7B"].model
-    app.run()
+    put(app, model=model_presets()["Mixtral-8x7B"].model)
     assert "does not fit the recording" in said(app.error) and "Start" not in buttons(app)
 
 
@@ -239,8 +238,7 @@ def test_a_visitor_from_elsewhere_looks_and_starts_nothing(app: AppTest, monkeyp
     monkeypatch.setattr(cached, "testbed_fault", None)  # the machine is not made to try a testbed
     place(app, "testbed")
     assert button(app, "Start").disabled
-    app.session_state["launch_shown"] = finish(request_of(wanted(app), store.data_folder()), 1.2, monkeypatch).id
-    app.run()
+    put(app, launch_shown=finish(request_of(wanted(app), store.data_folder()), 1.2, monkeypatch).id)
     assert button(app, "Relaunch").disabled and "Measured / predicted" in metrics(app)  # to look is free
 
 

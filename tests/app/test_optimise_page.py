@@ -20,7 +20,7 @@ from engine.jobs.tasks import OptimiseAnswer
 from engine.plan import Plan, Travel
 from engine.simulate.two_phase import Figures
 from engine.workload import ExpertLoad, RoutingTrace
-from tests.cases.pages import enter, field, press, run_the_job, said, tick, visit
+from tests.cases.pages import enter, field, press, put, run_the_job, said, tick, visit
 from tests.cases.samples import sample as sample_of
 from tests.cases.samples import sample_model
 from tests.cases.sessions import open_recording
@@ -299,8 +299,7 @@ def test_loads_are_judged_in_sample_and_a_curve_of_another_cluster_or_without_in
     result = job.result
     assert not result["held_out"] and "which is in sample" in said(short.caption)
     whole = short.session_state["cluster"]
-    short.session_state["cluster"] = whole.part(list(range(4)))
-    short.run()
+    put(short, cluster=whole.part(list(range(4))))
     assert "run it again for what is open" in said(short.info)
     short.session_state["cluster"] = whole
     older = [{name: value for name, value in point.items() if name != "error"} for point in result["points"]]

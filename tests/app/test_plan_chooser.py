@@ -8,7 +8,7 @@ from streamlit.testing.v1 import AppTest
 
 from app import cached, plan_chooser
 from engine.plan import Plan
-from tests.cases.pages import offered_plans, press, run, studio, visit
+from tests.cases.pages import offered_plans, press, put, run, studio, visit
 from tests.cases.sessions import ANOTHER, JOB, plan, problem_of
 
 
@@ -32,8 +32,7 @@ def test_choosing_opens_and_plans_of_one_system_are_told_apart_everywhere(app: A
     chooser(app).set_value(linear.id).run()
     assert app.session_state["plan"] == linear.id and chooser(app).value == linear.id
     plan(problem_of(app), ANOTHER, {"name": "sjf", "options": {"placement": "aurora"}})
-    app.session_state["plan_jobs"] = [ANOTHER, JOB]
-    app.run()
+    put(app, plan_jobs=[ANOTHER, JOB])
     name = app.plans[1].name
     told = {f"{name} · linear placement", f"{name} · aurora placement"}
     assert told <= set(offered_plans(app)) and told <= set(app.dataframe[0].value["Plan"])
@@ -62,14 +61,12 @@ def test_removing_can_be_undone_and_a_plan_is_found_again(app: AppTest) -> None:
     # One that is found again is there again.
     press(app, "Remove from the list")
     plan(problem_of(app), ANOTHER, "sjf")
-    app.session_state["plan_jobs"] = [ANOTHER, JOB]
-    app.run()
+    put(app, plan_jobs=[ANOTHER, JOB])
     assert app.plans[1].name in offered_plans(app)
 
 
 def test_what_is_deployed_is_not_removed(app: AppTest) -> None:
-    app.session_state["in_use"] = app.plans[1].id
-    app.run()
+    put(app, in_use=app.plans[1].id)
     assert f"{app.plans[1].name} (deployed now)" in offered_plans(app)
     assert next(button for button in app.button if button.label == "Remove from the list").disabled
 
@@ -77,8 +74,7 @@ def test_what_is_deployed_is_not_removed(app: AppTest) -> None:
 def test_a_hundred_plans_are_searched_and_sorted(app: AppTest, own_data_folder: Path) -> None:
     wanted = [{"name": "random", "options": {"seed": seed}} for seed in range(100)]
     plan(problem_of(app), ANOTHER, *wanted)
-    app.session_state["plan_jobs"] = [ANOTHER, JOB]
-    app.run()
+    put(app, plan_jobs=[ANOTHER, JOB])
     assert not app.exception and chooser(app).label == "Open plan, of 102"
     names = offered_plans(app)
     assert len(set(names)) == 102 and "Random placement · seed 99" in names

@@ -23,7 +23,7 @@ from engine.store.database import database
 from engine.systems import SYSTEMS, TRAINING, run
 from engine.training import usual_step
 from engine.workload import RoutingTrace
-from tests.cases.pages import chooser, complaints, field, gain, press, said, upload, visit
+from tests.cases.pages import chooser, complaints, field, gain, press, put, said, upload, visit
 from tests.cases.pages import metrics as metrics_of
 from tests.cases.samples import sample_problem
 from tests.cases.sessions import ANOTHER, JOB, open_recording, plan, problem_of
@@ -40,8 +40,7 @@ def test_every_page_shows_the_same_figures_and_they_are_those_of_the_simulation(
 ) -> None:
     problem, (linear, shortest) = problem_of(visit(ana, "optimise")), ana.plans
     shifted = RoutingTrace("shifted", (problem.workload.experts + 5) % 16, 16)
-    ana.session_state["workloads"] = {**ana.session_state["workloads"], store.save_workload(shifted): "shifted"}
-    ana.run()
+    put(ana, workloads={**ana.session_state["workloads"], store.save_workload(shifted): "shifted"})
     own, base = metrics(shortest, problem), metrics(linear, problem)
     there = problem.with_workload(shifted)
     worst = simulate(linear, there).total / simulate(shortest, there).total
@@ -80,8 +79,7 @@ def test_what_is_deployed_is_told_so_and_is_on_top(ana: AppTest) -> None:
     visit(ana, "optimise")
     table = ana.dataframe[0].value
     assert table["Plan"].tolist() == [ana.plans[0].name, ana.plans[1].name] and table[""].tolist() == ["", "▸"]
-    ana.session_state["in_use"] = ana.plans[1].id
-    ana.run()
+    put(ana, in_use=ana.plans[1].id)
     table = ana.dataframe[0].value
     assert table["Plan"].iloc[0] == ana.plans[1].name and table[""].tolist() == ["▸", ""]
     assert table["Against what is deployed"].iloc[0] == "deployed"

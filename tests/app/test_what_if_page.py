@@ -21,10 +21,12 @@ from tests.cases.pages import (
     button,
     complaints,
     field,
+    metrics,
     offered_plans,
     open_sample,
     pick,
     press,
+    put,
     run_the_job,
     said,
     studio,
@@ -138,8 +140,7 @@ def test_one_slider_is_swept_beside_plans_made_anew_and_contention_is_slid_swept
     job = finish(page, "curve", "Run the sweep")
     assert len(job.result["points"]) == job.result["of"] == 8 * 2
     assert titles(page, "what-if-curve")[0].startswith(f"Keeping {opened.name} costs at most")
-    page.session_state["plan"], page.session_state["plan_jobs"] = None, []
-    page.run()
+    put(page, plan=None, plan_jobs=[])
     page.checkbox(key="what-if-anew").uncheck().run()
     for swept, values in (("noise", [0, 0.15, 0.3, 0.45, 0.6, 0.75]), ("contention", list(CONTENTIONS))):
         page.selectbox(key="what-if-field").set_value(swept).run()
@@ -166,8 +167,7 @@ def test_studies_fill_in_and_are_told_from_those_of_something_else(page: AppTest
     pick(page, "what-if-study", "sensitivity")
     finish(page, "sensitivity", "Run the sensitivity study")
     assert "counts most" in titles(page, "what-if-tornado")[0]
-    page.session_state["cluster"] = cluster_of(*(make_gpu() for _ in range(4)))
-    page.run()
+    put(page, cluster=cluster_of(*(make_gpu() for _ in range(4))))
     assert not titles(page, "what-if-tornado") and "another plan" in page.info[0].value
     page.session_state["cluster"] = small().cluster
 
@@ -198,18 +198,16 @@ def test_studies_fill_in_and_are_told_from_those_of_something_else(page: AppTest
 
 def test_a_synthetic_workload_is_previewed_opened_and_called_so_and_suits_a_model_without_a_recording(page: AppTest) -> None:
     pick(page, "what-if-study", "synthetic")
-    flat = float(next(metric.value for metric in page.metric if metric.label == "Worst skew").removesuffix("×"))
+    flat = float(metrics(page)["Worst skew"].removesuffix("×"))
     page.slider(key="synthetic-skew").set_value(2.0).run()
     page.slider(key="synthetic-affinity").set_value(100).run()
-    steep = {metric.label: metric.value for metric in page.metric}
-    assert float(steep["Worst skew"].removesuffix("×")) > flat
-    assert steep["Kept, with followers together"] == "100 %"
+    assert float(metrics(page)["Worst skew"].removesuffix("×")) > flat
+    assert metrics(page)["Kept, with followers together"] == "100 %"
     assert not press(page, "Open it").error
     name = "synthetic, skew 2, affinity 1, 16,384 tokens"
     assert page.session_state["workloads"][page.session_state["workload"]] == name
     assert page.toast and "not recorded" in page.toast[0].value
-    page.session_state["model"] = make_model(2, 4, 2)
-    page.run()
+    put(page, model=make_model(2, 4, 2))
     assert "does not fit" in page.error[0].value and not titles(page, "what-if") and not page.exception
     assert not press(page, "Open it").error and len(titles(page, "what-if")) == 3
     assert "tokens" in page.session_state["workloads"][page.session_state["workload"]]
@@ -226,9 +224,7 @@ def test_a_traffic_matrix_has_no_larger_cluster(sample: AppTest) -> None:
 
 def test_two_models(page: AppTest) -> None:
     problem = small()
-    page.session_state["second"] = problem.workload.digest
-    page.session_state["model_of"] = {problem.workload.digest: problem.model}
-    page.run()
+    put(page, second=problem.workload.digest, model_of={problem.workload.digest: problem.model})
     page.select_slider(key="what-if-network").set_value(4.0).run()
     assert "instead of" in titles(page, "what-if-totals")[0] and not page.error and not page.exception
 
@@ -379,8 +375,7 @@ def test_a_sweep_of_something_else_is_not_shown_as_if_it_were_of_this(training: 
     open_step(training)
     training.run()
     assert len(titles(training, "sweep-")) == 2
-    training.session_state["cluster"] = cluster_presets()["hgx-h100-8"].cluster
-    training.run()
+    put(training, cluster=cluster_presets()["hgx-h100-8"].cluster)
     assert not titles(training, "sweep-") and not training.exception
 
 

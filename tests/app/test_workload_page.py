@@ -23,7 +23,7 @@ from engine.store.database import database
 from engine.units import ratio
 from engine.workload import DECODE, PREFILL, Finding, Origin, RoutingTrace
 from tests.cases.cli import ROOT, SAMPLES
-from tests.cases.pages import answers, complaints, open_sample, pick, press, run, said, upload, visit
+from tests.cases.pages import answers, buttons, complaints, metrics, open_sample, pick, press, run, said, upload, visit
 from tests.cases.reviews import save
 from tests.cases.samples import sample
 from tests.cases.sessions import open_recording, problem_of
@@ -275,16 +275,12 @@ def recording(page: AppTest) -> RoutingTrace:
     return store.load_workload(page.session_state["workload"])
 
 
-def labels(page: AppTest) -> list[str]:
-    return [button.label for button in page.button]
-
-
 def remedies(page: AppTest) -> list[str]:
     return [button.key for button in page.button if (button.key or "").startswith("remedy-")]
 
 
 def test_profile_rows_are_cut_by_a_button_and_a_clean_recording_is_saved_as_a_file(page: AppTest) -> None:
-    assert not remedies(page) and "Write the file" in labels(page)
+    assert not remedies(page) and "Write the file" in buttons(page)
     next(box for box in page.selectbox if box.key == "save-recording-as").set_value("sglang-statistics")
     press(page, "Write the file")
     assert "Left out" in said(page.caption) and not page.error
@@ -295,7 +291,7 @@ def test_profile_rows_are_cut_by_a_button_and_a_clean_recording_is_saved_as_a_fi
     press(page, button.label)
     assert abs(recording(page).tokens - sample("alpha-code").tokens) <= 1
     assert "warm" in page.session_state["workloads"].values(), "the recording as it was stays"
-    assert button.label not in labels(page)
+    assert button.label not in buttons(page)
     assert any("skew" in message.value and "Cut 8,4" in message.value for message in page.success)
 
 
@@ -379,13 +375,11 @@ def test_imbalance_workloads_are_previewed_and_opened(compared: AppTest) -> None
     recipe = compared.selectbox(key="synthetic-recipe")
     assert recipe.options[0] == "Power law and affinity" and recipe.options[7] == "W6 rotating hotspot"
     recipe.set_value("w0").run()
-    labels = {metric.label: metric.value for metric in compared.metric}
-    assert labels["Worst skew"] == "1×" and "Skew of a step" not in labels
+    assert metrics(compared)["Worst skew"] == "1×" and "Skew of a step" not in metrics(compared)
     assert not any(slider.label in ("Skew", "Affinity") for slider in compared.slider)
     compared.selectbox(key="synthetic-recipe").set_value("w6").run()
-    labels = {metric.label: metric.value for metric in compared.metric}
-    least = float(labels["Skew of a step"].split("×")[0])
-    assert float(labels["Worst skew"].removesuffix("×")) < 1.2 and least > 3
+    assert float(metrics(compared)["Skew of a step"].split("×")[0]) > 3
+    assert float(metrics(compared)["Worst skew"].removesuffix("×")) < 1.2
     assert "Isolates a plan that has grown stale" in said(compared.caption)
     compared.number_input(key="synthetic-steps").set_value(6).run()
     press(compared, "Open it")
