@@ -32,60 +32,6 @@ from tests.cases.reviews import save
 from tests.cases.sessions import TOKEN, Fields, copied, launches, session_with_plans
 
 
-@pytest.fixture(autouse=True, scope="session")
-def packages_are_searched_once() -> Iterator[None]:
-    """Every studio looks for components in all installed packages as it starts."""
-    manifests = manifest_scanner.scan_component_manifests()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(manifest_scanner, "scan_component_manifests", lambda: manifests)
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
-def scripts_are_compiled_once() -> Iterator[None]:
-    """A studio reads the configuration next to `app/main.py`; Streamlit's own test runner does not, and compiles every page
-    for every run."""
-    compiled = ScriptCache()
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (app_test, local_script_runner):
-            patch.setattr(module, "ScriptCache", lambda: compiled)
-        for option in ("browser.gatherUsageStats", "runner.magicEnabled"):
-            config.set_option(option, False)
-        yield
-
-
-@pytest.fixture(autouse=True, scope="module")
-def no_processes_are_left() -> Iterator[None]:
-    """A page with something large on it starts processes to simulate in, which live as long as the studio: other tests in this
-    process see to it that theirs are gone."""
-    yield
-    deadline = time.monotonic() + 60
-    while simulations._pool._started and not simulations._pool.ready and time.monotonic() < deadline:
-        time.sleep(0.05)
-    simulations._pool.close()
-
-
-@pytest.fixture(autouse=True, scope="session")
-def scripts_are_waited_for() -> Iterator[None]:
-    """Streamlit's own test runner searches all output of a script, every millisecond, for its end."""
-
-    def has_ended(runner: LocalScriptRunner) -> bool:
-        runner._script_thread.join(1.0)
-        return not runner._script_thread.is_alive()
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LocalScriptRunner, "script_stopped", has_ended)
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
-def requests_have_no_headers() -> Iterator[None]:
-    """For Streamlit's own test runner a request is a mock, and every look at its headers, of which it has none, makes more."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(st.context), "headers", StreamlitHeaders({}))
-        yield
-
-
 class Values(Mapping):
     """The values of a session, each looked up when it is asked for."""
 
@@ -107,20 +53,40 @@ GATHERED = SessionState.filtered_state.fget
 
 
 @pytest.fixture(autouse=True, scope="session")
-def values_are_looked_up_one_by_one() -> Iterator[None]:
-    """Nearly every widget of Streamlit gathers all values of the session to look at its own."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SessionState, "filtered_state", property(Values))
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
-def streamlits_server_is_imitated_once() -> Iterator[None]:
-    """Streamlit's own test runner makes a new stand-in of its server for every run, which takes as long as some pages."""
+def streamlits_test_runner_is_quick() -> Iterator[None]:
+    """Streamlit's own test runner does these for every run, which takes as long as some pages: it looks for components in all
+    installed packages, compiles every page, searches all output of a script, every millisecond, for its end, makes a stand-in
+    of its server, and a mock of the request, which makes more at every look at its headers; nearly every widget gathers all
+    values of the session to look at its own. A studio reads the configuration next to `app/main.py`, the runner does not."""
+    manifests, compiled = manifest_scanner.scan_component_manifests(), ScriptCache()
     server = app_test.MagicMock(spec=Runtime)
+
+    def has_ended(runner: LocalScriptRunner) -> bool:
+        runner._script_thread.join(1.0)
+        return not runner._script_thread.is_alive()
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(manifest_scanner, "scan_component_manifests", lambda: manifests)
+        for module in (app_test, local_script_runner):
+            patch.setattr(module, "ScriptCache", lambda: compiled)
+        for option in ("browser.gatherUsageStats", "runner.magicEnabled"):
+            config.set_option(option, False)
+        patch.setattr(LocalScriptRunner, "script_stopped", has_ended)
+        patch.setattr(type(st.context), "headers", StreamlitHeaders({}))
+        patch.setattr(SessionState, "filtered_state", property(Values))
         patch.setattr(app_test, "MagicMock", lambda spec: server)
         yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_processes_are_left() -> Iterator[None]:
+    """A page with something large on it starts processes to simulate in, which live as long as the studio: other tests in this
+    process see to it that theirs are gone."""
+    yield
+    deadline = time.monotonic() + 60
+    while simulations._pool._started and not simulations._pool.ready and time.monotonic() < deadline:
+        time.sleep(0.05)
+    simulations._pool.close()
 
 
 @pytest.fixture(autouse=True)

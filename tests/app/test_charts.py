@@ -1,4 +1,4 @@
-"""The charts that several pages share: their texts and shapes, their colours, contrasts and fonts."""
+"""Charts: their texts and shapes, colours, contrasts and fonts, the events of training steps, and plans by their time."""
 
 import colorsys
 import math
@@ -11,18 +11,25 @@ import pandas as pd
 import plotly.graph_objects as go
 import pytest
 
-from app.charts import cluster as cluster_chart
 from app.charts import gantt, stacks, theme
 from app.charts import ranked as charts
+from app.charts import step as step_charts
 from app.charts import workload as workload_charts
+from app.charts.theme import KIND_COLOURS
 from app.tables import plain
-from engine.catalogue import cluster_presets, gpu_types
+from engine.catalogue import cluster_presets, gpu_types, model_presets
+from engine.compare.figures import Metrics, metrics
+from engine.costs import Datasheet
+from engine.problem import Problem, make_problem
 from engine.simulate.events import EventLog
 from engine.simulate.flows import Flows
-from engine.timeline import KINDS, Timeline
+from engine.systems import TRAINING, run
+from engine.timeline import COLUMNS, KINDS, Timeline
+from engine.training import balanced_load, usual_step
+from engine.units import share
 
 
-def timeline(layers: int = 2) -> Timeline:
+def passes(layers: int = 2) -> Timeline:
     log, now = EventLog(), 0.0
     for layer in range(layers):
         now = log.compute("gate", layer, now, np.array([1.0, 2.0]))
@@ -32,16 +39,10 @@ def timeline(layers: int = 2) -> Timeline:
     return Timeline(log.frame(), ("GPU 0 · <b>A</b>", "GPU 1 · B"), "simulated", "test")
 
 
-def test_names_in_titles_are_no_markup_and_keep_their_quotes():
-    """Plotly knows no `&quot;` and would show it."""
-    assert theme.plain("""a "b" 'c' <i>d</i> & e""") == """a "b" 'c' &lt;i&gt;d&lt;/i&gt; &amp; e"""
-
-
 def test_gantt_draws_every_event_of_the_chosen_layers_once_with_bounds_and_without_markup() -> None:
-    figure = gantt.gantt({"<i>one</i>": timeline(3)}, 1, 1, "title", {"<i>one</i>": 12.0})
+    figure = gantt.gantt({"<i>one</i>": passes(3)}, 1, 1, "title", {"<i>one</i>": 12.0})
     bars = [trace for trace in figure.data if trace.type == "bar"]
-    assert sum(len(trace.x) for trace in bars) == 5
-    assert min(min(trace.base) for trace in bars) == 0
+    assert sum(len(trace.x) for trace in bars) == 5 and min(min(trace.base) for trace in bars) == 0
     assert {trace.marker.color for trace in bars} == {theme.KIND_COLOURS[kind] for kind in ("gate", "dispatch", "ffn")}
     assert any("12 s" in (annotation.text or "") for annotation in figure.layout.annotations)
     text = str(figure.to_dict())
@@ -50,7 +51,7 @@ def test_gantt_draws_every_event_of_the_chosen_layers_once_with_bounds_and_witho
 
 @pytest.mark.parametrize("dark", [False, True])
 def test_the_critical_path_follows_the_slowest_in_a_colour_that_no_bar_has(dark: bool) -> None:
-    figure = gantt.gantt({"one": timeline(1)}, 0, 0, "title", dark=dark)
+    figure = gantt.gantt({"one": passes(1)}, 0, 0, "title", dark=dark)
     path = next(trace for trace in figure.data if trace.name == "Critical path")
     assert list(path.x) == [0, 2, 2, 5, 5, 9]
     assert [round(lane) for lane in path.y] == [1, 1, 0, 0, 0, 0]
@@ -58,8 +59,8 @@ def test_the_critical_path_follows_the_slowest_in_a_colour_that_no_bar_has(dark:
 
 
 def test_bars_equal_their_legend_and_only_what_was_predicted_is_outlined() -> None:
-    measured = replace(timeline(), source="measured")
-    figure = gantt.gantt({"predicted": timeline(), "measured": measured}, 0, 1, "title")
+    measured = replace(passes(), source="measured")
+    figure = gantt.gantt({"predicted": passes(), "measured": measured}, 0, 1, "title")
     for kind in ("gate", "dispatch", "ffn"):
         predicted, solid = (trace.marker for trace in figure.data if trace.name == theme.KIND_TITLES[kind])
         assert predicted.color == solid.color == theme.KIND_COLOURS[kind] and predicted.opacity in (None, 1)
@@ -68,7 +69,7 @@ def test_bars_equal_their_legend_and_only_what_was_predicted_is_outlined() -> No
 
 @pytest.mark.parametrize(("plans", "gpus"), [(1, 2), (1, 16), (3, 16), (3, 64)])
 def test_a_chart_is_never_higher_than_a_laptop_and_has_time_and_range_below(plans: int, gpus: int) -> None:
-    many = replace(timeline(), resources=tuple(f"GPU {gpu} · A" for gpu in range(gpus)))
+    many = replace(passes(), resources=tuple(f"GPU {gpu} · A" for gpu in range(gpus)))
     figure = gantt.gantt({f"plan {plan}": many for plan in range(plans)}, 0, 1, "title")
     assert figure.layout.height <= gantt.HEIGHT
     axis = figure.layout[f"xaxis{plans if plans > 1 else ''}"]
@@ -85,29 +86,19 @@ def test_folded_lanes_last_from_the_first_of_their_gpus_to_the_last() -> None:
     groups, names = folds[gantt.TYPES]
     assert len(names) == len({gpu.type for gpu in cluster.gpus}) and names[0].endswith("× 2")
     assert [cluster.gpus[at].type for at in range(8)] == [names[group].split(" × ")[0] for group in groups]
-    folded = gantt.fold(timeline(1), np.array([0, 0]), ("both",))
-    assert folded.resources == ("both",) and folded.total == timeline(1).total
+    folded = gantt.fold(passes(1), np.array([0, 0]), ("both",))
+    assert folded.resources == ("both",) and folded.total == passes(1).total
     gate = folded.events[folded.events["kind"] == "gate"]
     assert gate[["start", "end"]].to_numpy().tolist() == [[0, 2]]
     assert folded.events["kind"].tolist() == ["gate", "dispatch", "ffn"]
     assert gantt.gantt({"one": folded}, 0, 0, "title").data[0].customdata[0].split("<br>")[1] == "both"
 
 
-def test_a_long_timeline_is_cut_to_what_a_browser_can_draw() -> None:
-    long = timeline(5000)
-    fits = gantt.layers_that_fit([long])
-    assert len(long.events) > gantt.MOST_BARS >= fits * 5
-
-
-@pytest.mark.parametrize("layers, experts", [(1, 1), (8, 16), (61, 256)])
-def test_popularity_names_the_worst_layer(layers: int, experts: int) -> None:
-    load = np.ones((layers, experts))
-    load[layers // 2, 0] = 10 * experts
-    title = workload_charts.popularity(load).layout.title.text
-    assert title.startswith(f"Layer {layers // 2} " if layers > 1 else "The busiest expert gets ")
-
-
-def test_columns_of_a_traffic_matrix_are_gpus_with_whole_numbers() -> None:
+def test_popularity_names_the_worst_layer_and_columns_of_a_traffic_matrix_are_gpus_with_whole_numbers() -> None:
+    for layers, begin in ((1, "The busiest expert gets "), (61, "Layer 30 ")):
+        load = np.ones((layers, 256))
+        load[layers // 2, 0] = 2560
+        assert workload_charts.popularity(load).layout.title.text.startswith(begin)
     figure = workload_charts.popularity(np.arange(4.0)[None], "GPU")
     assert figure.layout.title.text == "The busiest GPU gets 2× the mean"
     assert (figure.layout.xaxis.title.text, figure.layout.xaxis.dtick) == ("GPU", 1)
@@ -120,11 +111,9 @@ def test_traffic_marks_the_busiest_receiver_and_leaves_the_diagonal_out() -> Non
     assert np.isnan(figure.data[0].z.diagonal()).all() and "<a" not in str(figure.to_dict())
 
 
-def test_every_preset_cluster_can_be_drawn() -> None:
-    for preset in cluster_presets().values():
-        figure = cluster_chart.picture(preset.cluster)
-        drawn = next(trace for trace in figure.data if trace.mode == "markers+text")
-        assert len(drawn.x) == len(preset.cluster.gpus)
+def test_names_in_titles_are_no_markup_and_keep_their_quotes() -> None:
+    """Plotly knows no `&quot;` and would show it."""
+    assert theme.plain("""a "b" 'c' <i>d</i> & e""") == """a "b" 'c' &lt;i&gt;d&lt;/i&gt; &amp; e"""
 
 
 def test_every_kind_has_a_colour_and_every_catalogue_type_a_known_one() -> None:
@@ -142,13 +131,13 @@ def test_plain_leaves_no_markdown(text: str) -> None:
 
 
 def test_layers_that_take_about_as_long_are_no_finding_and_what_is_not_drawn_is_said() -> None:
-    def title(seconds: list[float]) -> str:
+    for seconds, title in (
+        ([1.0, 1.0, 1.01], "All layers take about as long: 1 s"),
+        ([1.0, 1.0, 1.5], "Layer 2 is slowest: 1.5 s, 1.29× mean"),
+        ([1.0] * 29 + [2.0], "Layer 29 is slowest: 2 s, 1.94× mean (the 24 slowest of 30)"),
+    ):
         waits = pd.DataFrame({"model": 0, "layer": range(len(seconds)), "kind": "ffn", "gpu": 0, "seconds": seconds})
-        return gantt.by_layer(waits).layout.title.text
-
-    assert title([1.0, 1.0, 1.01]) == "All layers take about as long: 1 s"
-    assert title([1.0, 1.0, 1.5]) == "Layer 2 is slowest: 1.5 s, 1.29× mean"
-    assert title([1.0] * 29 + [2.0]) == "Layer 29 is slowest: 2 s, 1.94× mean (the 24 slowest of 30)"
+        assert gantt.by_layer(waits).layout.title.text == title
 
 
 APP = Path(theme.__file__).parents[1]
@@ -181,13 +170,8 @@ def over(colour: str, page: str, opacity: float) -> str:
     return "#" + "".join(f"{round(part):02x}" for part in mixed)
 
 
-def test_the_contrast_of_black_and_white_is_21():
-    assert contrast("#000000", "#FFFFFF") == pytest.approx(21)
-    assert contrast("#777777", "#FFFFFF") == pytest.approx(4.48, abs=0.01)
-
-
 @pytest.mark.parametrize("name", TOKENS)
-def test_texts_have_the_contrast_of_aa_on_the_page_and_on_what_lies_on_it(name):
+def test_texts_have_the_contrast_of_aa_on_all_that_lies_below_them_and_marks_theirs_on_the_page(name):
     tokens = TOKENS[name]
     for page in (tokens["backgroundColor"], tokens["secondaryBackgroundColor"], tokens["dataframeHeaderBackgroundColor"]):
         texts = {token: colour for token, colour in tokens.items() if token.endswith("TextColor")}
@@ -196,37 +180,20 @@ def test_texts_have_the_contrast_of_aa_on_the_page_and_on_what_lies_on_it(name):
             texts[f"{token} of a caption"] = over(tokens[token], page, CAPTION)
         for token, colour in texts.items():
             assert contrast(colour, page) >= TEXT, (token, page)
-
-
-@pytest.mark.parametrize("name", TOKENS)
-def test_the_primary_colour_is_read_on_the_page_and_white_on_it(name):
-    tokens = TOKENS[name]
     assert contrast("#FFFFFF", tokens["primaryColor"]) >= TEXT
-    assert contrast(tokens["primaryColor"], tokens["backgroundColor"]) >= TEXT
+    page = tokens["backgroundColor"]
+    assert contrast(tokens["primaryColor"], page) >= TEXT
+    for colour in (theme.TEAL, theme.MARK, theme.SECOND, theme.ink(name == "dark")):
+        assert contrast(colour, page) >= GRAPHICS, colour
 
 
 def test_the_name_on_an_open_popover_of_the_dark_sidebar_is_read():
     """Streamlit writes it in the primary colour, darker by a quarter of all lightness."""
-    hue, lightness, saturation = colorsys.rgb_to_hls(
-        *(part / 255 for part in channels(TOKENS["dark"]["sidebar"]["primaryColor"]))
-    )
+    colour = channels(TOKENS["dark"]["sidebar"]["primaryColor"])
+    hue, lightness, saturation = colorsys.rgb_to_hls(*(part / 255 for part in colour))
     darker = colorsys.hls_to_rgb(hue, lightness - 0.25, saturation)
     name = "#" + "".join(f"{round(255 * part):02x}" for part in darker)
     assert contrast(name, TOKENS["dark"]["secondaryBackgroundColor"]) >= TEXT
-
-
-def test_the_dark_page_is_as_light_as_its_primary_colour_allows():
-    """The least grey step up, and no primary colour has both contrasts any more."""
-    lighter = "#" + "".join(f"{part + 1:02x}" for part in channels(TOKENS["dark"]["backgroundColor"]))
-    most_light_under_white = 1.05 / TEXT - 0.05
-    assert (most_light_under_white + 0.05) / (luminance(lighter) + 0.05) < TEXT
-
-
-@pytest.mark.parametrize("name", TOKENS)
-def test_lines_and_marks_of_charts_stand_out_from_the_page(name):
-    page = TOKENS[name]["backgroundColor"]
-    for colour in (theme.TEAL, theme.MARK, theme.SECOND, theme.ink(name == "dark")):
-        assert contrast(colour, page) >= GRAPHICS, colour
 
 
 @pytest.mark.parametrize("name", TOKENS)
@@ -255,11 +222,7 @@ def test_each_face_is_a_file_beside_its_licence():
     assert {CONFIG["theme"][use].split(",")[0] for use in ("font", "headingFont")} == families
     # Everybody who reaches the studio may read this folder: fonts and their licences alone.
     assert {path.suffix for path in static.rglob("*") if path.is_file()} == {".woff2", ".txt"}
-
-
-def test_the_wordmark_needs_no_font():
-    """A browser lends a picture none of the page's."""
-    assert "<text" not in (APP / "wordmark.svg").read_text()
+    assert "<text" not in (APP / "wordmark.svg").read_text(), "a browser lends a picture none of the page's fonts"
 
 
 @pytest.mark.parametrize(("entry", "lines"), [("a" * stacks.ENTRY, 2), ("a" * (stacks.ENTRY + 1), 3)])
@@ -271,10 +234,9 @@ def test_the_legend_takes_nothing_from_the_bars(entry: str, lines: int) -> None:
 
 
 def test_what_is_said_of_a_plan_is_whole_and_its_name_is_text() -> None:
-    said = "90.8 ms, bound 75 ms, +21 %"
-    label = stacks.label("<b>" + "x" * 100, said)
-    assert label.startswith("&lt;b&gt;x") and label.endswith(f"x: {said}")
-    assert stacks.label("Aurora", said) == f"Aurora: {said}"
+    label = stacks.label("<b>" + "x" * 100, "90.8 ms, bound 75 ms")
+    assert label.startswith("&lt;b&gt;x") and label.endswith("x: 90.8 ms, bound 75 ms")
+    assert stacks.label("Aurora", "90.8 ms") == "Aurora: 90.8 ms"
 
 
 NAMES, TIMES, BOUNDS = ["slow", "<b>fast</b>", "deployed one"], [3.0, 1.0, 2.0], [1.0, 1.0, math.nan]
@@ -289,7 +251,7 @@ def names_in(figure) -> list[str]:
     return [note.text for note in figure.layout.annotations if note.yanchor == "bottom"]
 
 
-def test_the_fastest_is_on_top_and_the_open_one_has_its_own_colour():
+def test_the_fastest_is_on_top_the_open_one_has_its_own_colour_and_bounds_are_marked():
     figure = charts.ranked(NAMES, TIMES, BOUNDS, 2, 1)
     assert names_in(figure) == ["▸ &lt;b&gt;fast&lt;/b&gt;", "deployed one", "slow"]
     low, high = sorted(figure.layout.yaxis.range)
@@ -298,6 +260,11 @@ def test_the_fastest_is_on_top_and_the_open_one_has_its_own_colour():
     assert list(opened.y) == [charts.BELOW] and list(opened.x) == [1]
     assert list(others.x) == [2, 3] and opened.marker.color != others.marker.color
     assert "<b>" not in str(figure.to_dict())
+    # Every proven bound has a tick on its bar, and what is deployed a line through all.
+    assert [x for x in trace(figure, "Bound").x if x is not None] == [1, 1, 1, 1]
+    assert {round(y) for y in trace(figure, "Bound").y if y is not None} == {0, 2}
+    line = trace(figure, "Deployed, 2 s")
+    assert set(line.x) - {None} == {2} and {round(y) for y in line.y if y is not None} == {0, 1, 2}
 
 
 def test_names_stand_above_their_bars_and_leave_them_the_whole_width():
@@ -314,14 +281,6 @@ def test_names_stand_above_their_bars_and_leave_them_the_whole_width():
         assert all(any(abs(y - top - charts.BAR / 2) < 0.3 for top in tops) for y in ends), "no line runs through a name"
 
 
-def test_every_proven_bound_has_a_tick_on_its_bar_and_what_is_deployed_a_line_through_all():
-    figure = charts.ranked(NAMES, TIMES, BOUNDS, 2, 1)
-    assert [x for x in trace(figure, "Bound").x if x is not None] == [1, 1, 1, 1]
-    assert {round(y) for y in trace(figure, "Bound").y if y is not None} == {0, 2}
-    line = trace(figure, "Deployed, 2 s")
-    assert set(line.x) - {None} == {2} and {round(y) for y in line.y if y is not None} == {0, 1, 2}
-
-
 @pytest.mark.parametrize(
     ("deployed", "title"),
     [
@@ -333,6 +292,7 @@ def test_every_proven_bound_has_a_tick_on_its_bar_and_what_is_deployed_a_line_th
 def test_the_title_is_against_what_is_deployed(deployed, title):
     assert charts.ranked(NAMES, TIMES, BOUNDS, deployed).layout.title.text == title
     assert charts.ranked(NAMES, TIMES, BOUNDS, deployed, so_far=True).layout.title.text == f"{title} so far"
+    assert charts.ranked(["a"], [0.0], [0.0], 0).layout.title.text == "a is fastest: 0 s"
 
 
 def test_of_a_hundred_plans_the_fastest_are_drawn_and_what_is_deployed_and_open():
@@ -344,5 +304,126 @@ def test_of_a_hundred_plans_the_fastest_are_drawn_and_what_is_deployed_and_open(
     assert figure.layout.height < 800
 
 
-def test_plans_that_take_no_time():
-    assert charts.ranked(["a"], [0.0], [0.0], 0).layout.title.text == "a is fastest: 0 s"
+EVENTS = [
+    (0, "compute", 0.0, 2.0, "dense", 0, 0, -1, 0.0),
+    (0, "network", 1.0, 4.0, "dispatch", 0, 0, -1, 8e6),
+    (0, "compute", 4.0, 5.0, "dx", 0, 0, -1, 0.0),
+    (0, "network", 5.0, 6.0, "all_reduce", -1, 0, -1, 2e6),
+    (0, "compute", 5.5, 7.0, "dw", 1, 0, -1, 0.0),
+    (1, "compute", 0.0, 1.0, "dense", 0, 0, -1, 0.0),
+    (1, "network", 1.0, 4.0, "dispatch", 0, 0, -1, 8e6),
+    (1, "compute", 4.5, 5.0, "dx", 0, 0, -1, 0.0),
+]
+LABELS = (*("0.qkv", "<b>0.dispatch</b>", "dx.0.qkv", "all_reduce.0.qkv", "dw.1.qkv", "0.qkv", "<b>0.dispatch</b>"), "dx.0.qkv")
+
+
+@pytest.fixture
+def timeline() -> Timeline:
+    events = pd.DataFrame(EVENTS, columns=list(COLUMNS))
+    return Timeline(events, ("GPU 0 · <i>A</i> and 3 like it", "GPU 4 · B"), "simulated", "test", LABELS)
+
+
+@pytest.fixture(scope="module")
+def problem() -> Problem:
+    model, cluster = model_presets()["GPT2-S-MoE"].model, cluster_presets()["lancet-p4de-2-nodes"].cluster
+    return make_problem(balanced_load(model), cluster, model, Datasheet(), step=usual_step(model, len(cluster.gpus)))
+
+
+@pytest.fixture(scope="module")
+def plans(problem: Problem) -> dict[str, tuple[Timeline, Metrics]]:
+    """Timelines and figures of two plans by name."""
+    outcomes = [run(TRAINING[name], problem) for name in ("lancet", "deepspeed")]
+    plans = [(outcome.result.solution, outcome.timeline) for outcome in outcomes]
+    return {plan.name: (timeline, metrics(plan, problem, timeline)) for plan, timeline in plans}
+
+
+def bars(figure, name: str) -> list:
+    return [trace for trace in figure.data if trace.type == "bar" and trace.name == name]
+
+
+def drawn(figure, title: str) -> list[tuple[float, float]]:
+    return [(base, base + length) for trace in bars(figure, title) for base, length in zip(trace.base, trace.x, strict=True)]
+
+
+def test_bars_of_a_plan_add_up_to_its_time_with_its_bound_and_the_title_says_what_was_hidden(plans) -> None:
+    figures = {name: figures_of_plan for name, (_, figures_of_plan) in plans.items()}
+    lancet, deepspeed = figures["Lancet"], figures["DeepSpeed (no overlap)"]
+    figure = step_charts.decomposition(figures, "DeepSpeed (no overlap)")
+    total = np.sum([trace.x for trace in figure.data if trace.type == "bar"], axis=0)
+    assert total == pytest.approx([lancet.total * 1e3, deepspeed.total * 1e3])
+    assert bars(figure, step_charts.EXPOSED_TITLE)[0].x[1] == pytest.approx(deepspeed.exposed_communication * 1e3)
+    hidden = share(1 - lancet.exposed_communication / deepspeed.exposed_communication)
+    assert figure.layout.title.text == f"Lancet hides {hidden} of DeepSpeed's exposed communication"
+    trace = next(trace for trace in figure.data if trace.name.startswith("Bound"))
+    bounds = [metrics.order_bound * 1e3 for metrics in figures.values() for _ in "ab"]
+    assert trace.line.dash == "dash" and [at for at in trace.x if at is not None] == pytest.approx(bounds)
+    first, second = (annotation.text for annotation in figure.layout.annotations)
+    assert first == "Lancet: 90.8 ms, bound 75 ms, +21 %" and second.startswith("DeepSpeed (no overlap): ")
+    assert step_charts.decomposition(figures).layout.title.text == "Lancet waits 15 % of its 90.8 ms for the network"
+
+
+def test_lanes_of_network_and_compute_are_apart_what_stayed_exposed_too_predictions_are_outlined(timeline: Timeline) -> None:
+    both = {"one": timeline, "two": replace(timeline, source="measured")}
+    figure = step_charts.step_gantt(both, dict.fromkeys(both, step_charts.stretch(timeline)), "title")
+    assert [trace.marker.line.width for trace in bars(figure, "Dispatch all-to-all")] == [1, 1, 0, 0]
+    assert all(trace.marker.opacity in (None, 1) for trace in figure.data if trace.type == "bar")
+    figure = step_charts.step_gantt({"one": timeline}, {"one": step_charts.stretch(timeline)}, "title")
+    assert drawn(figure, step_charts.EXPOSED_TITLE) == [(2, 4), (5, 5.5), (1, 4)]
+    marks = bars(figure, step_charts.EXPOSED_TITLE)
+    assert all(trace.marker.pattern.shape for trace in marks) and len({y for trace in marks for y in trace.y}) == 2
+    ticks = list(zip(figure.layout.yaxis.tickvals, figure.layout.yaxis.ticktext, strict=True))
+    for kind, title, lane in (
+        ("dispatch", "Dispatch all-to-all", "all-to-all"),
+        ("all_reduce", "All-reduce", "all-reduce"),
+        ("dx", "dX, gradient of inputs", "compute"),
+    ):
+        for trace in bars(figure, title):
+            assert trace.marker.color == KIND_COLOURS[kind]
+            assert set(trace.y) <= {y for y, text in ticks if text == lane}
+    assert sum(len(trace.x) for trace in figure.data if trace.name != step_charts.EXPOSED_TITLE) == len(EVENTS)
+
+
+def test_hover_names_operator_and_bytes_without_markup_and_bound_and_backward_pass_are_lines(timeline: Timeline) -> None:
+    part = step_charts.stretch(timeline)
+    figure = step_charts.step_gantt({"<i>p</i>": timeline}, {"<i>p</i>": part}, "title", {"<i>p</i>": 6.0})
+    text = bars(figure, "Dispatch all-to-all")[0].customdata[0]
+    assert "&lt;b&gt;0.dispatch" in text and "8 MB · 3 s, from 1 s" in text and "exposed for 2 s" in text
+    assert "exposed for 500 ms" in bars(figure, "All-reduce")[0].customdata[0]
+    assert "<i>" not in str(figure.to_dict())
+    lines = {(shape.x0, shape.line.dash) for shape in figure.layout.shapes}
+    assert lines == {(6, "dash"), (4, "dot"), (4.5, "dot")}
+    assert {"bound 6 s", "forward | backward"} <= {annotation.text for annotation in figure.layout.annotations}
+    assert figure.layout.xaxis.rangeslider.visible and figure.layout.xaxis.rangeslider.range[0] == 0
+
+
+def test_a_part_begins_at_nought_and_keeps_what_runs_meanwhile(timeline: Timeline) -> None:
+    part = step_charts.stretch(timeline, "backward", 1, 1)
+    assert part.length == pytest.approx(1.5)
+    assert part.events["label"].tolist() == ["all_reduce.0.qkv", "dw.1.qkv"]
+    assert part.events["start"].tolist() == [0, 0] and part.events["end"].tolist() == [0.5, 1.5]
+    assert part.backward == (None, None) and not any(len(intervals) for intervals in part.exposed)
+    forward = step_charts.stretch(timeline, "forward")
+    assert forward.length == 4 and set(forward.events["kind"]) == {"dense", "dispatch"}
+    assert len(step_charts.stretch(timeline, "forward", 7, 9).events) == 0
+
+
+def test_exposed_seconds_of_events_add_up_to_the_timelines_own(plans) -> None:
+    for timeline, figures in plans.values():
+        part = step_charts.stretch(timeline)
+        network = part.events[part.events["stream"] == "network"]
+        each = step_charts.exposed_seconds(network, part.exposed[0])
+        alone = network["kind"].isin(["dispatch", "combine"])
+        assert each.min() >= 0 and np.all(each <= (network["end"] - network["start"]) * (1 + 1e-9))
+        assert each[alone].sum() <= figures.exposed_communication * (1 + 1e-9) <= each.sum() * (1 + 1e-9)
+
+
+def test_of_long_steps_and_many_lanes_only_what_a_browser_can_draw() -> None:
+    def of_rows(rows: list[tuple], names: tuple[str, ...]) -> Timeline:
+        return Timeline(pd.DataFrame(rows, columns=list(COLUMNS)), names, "simulated", "test", ("x",) * len(rows))
+
+    long = of_rows([(0, "compute", i, i + 1, "dense", i // 500, 0, -1, 0.0) for i in range(8000)], ("GPU 0",))
+    assert step_charts.last_that_fits([long], "forward", 0, 15) == step_charts.MOST_BARS // 500 - 1
+    assert step_charts.last_that_fits([long, long], "forward", 3, 15) == 3 + step_charts.MOST_BARS // 1000 - 1
+    rows = [(gpu, "compute", 0.0, 1.0 + gpu, "dense", 0, 0, -1, 0.0) for gpu in range(9)]
+    many = of_rows(rows, tuple(f"GPU {gpu}" for gpu in range(9)))
+    assert step_charts.stretch(many).lanes == (5, 6, 7, 8)

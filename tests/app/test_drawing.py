@@ -1,7 +1,9 @@
 """The drawing board's Python: edits that are taken, refused or out of date, and the drawing of a plan."""
 
 import json
+from collections import defaultdict
 from dataclasses import replace
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -79,18 +81,10 @@ def test_a_drawing_that_cannot_be_is_refused_with_its_reason_and_the_last_one_st
 
 def mixed_cluster(link: float | None) -> Cluster:
     """Five GPUs of three types on two nodes, ports of different speeds each way."""
-    types = gpu_types()
-    gpus = [
-        types[name].gpu(send, receive)
-        for name, send, receive in (
-            ("H100", 5e9, 4e9),
-            ("H100", 3e9, 6e9),
-            ("A100-40", 2e9, 2e9),
-            ("V100-16", 1.5e9, 3e9),
-            ("V100-16", 2e9, 1e9),
-        )
-    ]
-    nodes = (Node(name="a", gpus=tuple(gpus[:3]), link_bandwidth=link), Node(name="b", gpus=tuple(gpus[3:])))
+    ports = ((5e9, 4e9), (3e9, 6e9), (2e9, 2e9), (1.5e9, 3e9), (2e9, 1e9))
+    kinds = ("H100", "H100", "A100-40", "V100-16", "V100-16")
+    gpus = tuple(gpu_types()[kind].gpu(*speeds) for kind, speeds in zip(kinds, ports, strict=True))
+    nodes = (Node(name="a", gpus=gpus[:3], link_bandwidth=link), Node(name="b", gpus=gpus[3:]))
     return Cluster(name="mixed", nodes=nodes)
 
 
@@ -113,32 +107,28 @@ def random_trace(random: np.random.Generator, k: int) -> RoutingTrace:
 
 def counted(trace: RoutingTrace, placement: Placement, layers: range) -> tuple[np.ndarray, np.ndarray]:
     """Token by token: float[gpu] tokens served, float[src, dst] token copies sent."""
-    served, sent = np.zeros(GPUS), np.zeros((GPUS, GPUS))
+    sent = np.zeros((GPUS, GPUS))
     for token, source in enumerate(trace.source_rank):
         for layer in layers:
             for expert in trace.experts[token, layer]:
                 homes = [gpu for gpu, slots in enumerate(placement.experts_of_gpu[layer]) for slot in slots if slot == expert]
                 for gpu in homes:
-                    served[gpu] += 1 / len(homes)
                     sent[source, gpu] += 1 / len(homes)
-    return served, sent
+    return sent.sum(axis=0), sent
 
 
 def slowest_port(sent: np.ndarray, cluster: Cluster) -> tuple[float, set[tuple[int, bool, bool]]]:
     """Seconds of the port that needs longest for the bytes and their way back, and all (rank, fabric, sends) so slow."""
     node = cluster.node_of_gpu
     link = [cluster.nodes[rank].link_bandwidth for rank in node]
-    seconds: dict[tuple[int, bool, bool], float] = {}
-    for src in range(GPUS):
-        for dst in range(GPUS):
-            if src == dst:
-                continue
-            fabric = node[src] != node[dst] or link[src] is None
-            for here, there in ((src, dst), (dst, src)):
-                out = cluster.gpus[here].send_bandwidth if fabric else link[here]
-                into = cluster.gpus[there].receive_bandwidth if fabric else link[there]
-                for key, speed in (((here, fabric, True), out), ((there, fabric, False), into)):
-                    seconds[key] = seconds.get(key, 0.0) + sent[src, dst] / speed
+    seconds: dict[tuple[int, bool, bool], float] = defaultdict(float)
+    for src, dst in permutations(range(GPUS), 2):
+        fabric = bool(node[src] != node[dst] or link[src] is None)
+        for here, there in ((src, dst), (dst, src)):
+            out = cluster.gpus[here].send_bandwidth if fabric else link[here]
+            into = cluster.gpus[there].receive_bandwidth if fabric else link[there]
+            seconds[here, fabric, True] += sent[src, dst] / out
+            seconds[there, fabric, False] += sent[src, dst] / into
     longest = max(seconds.values())
     return longest, {key for key, value in seconds.items() if value > longest * (1 - 1e-9)}
 

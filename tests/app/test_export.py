@@ -14,7 +14,7 @@ from engine.formats.placements import TARGETS
 from engine.jobs.runner import State
 from engine.plan import Plan
 from tests.cases.launched import finish, request_of
-from tests.cases.pages import chooser, said, visit
+from tests.cases.pages import chooser, run, said, visit
 from tests.cases.sessions import wanted
 
 EXPERTS, GPUS = 16, 8
@@ -45,9 +45,7 @@ def open_uneven(app: AppTest) -> AppTest:
 
 def take(app: AppTest, title: str) -> AppTest:
     chooser(app, "Engine").set_value(next(taker for taker in TAKERS if taker.title == title))
-    app.run()
-    assert not app.exception, app.exception
-    return app
+    return run(app)
 
 
 def lines(app: AppTest) -> list[str]:
@@ -59,12 +57,9 @@ def button(app: AppTest):
     return next(button for button in app.get("download_button") if button.proto.label.startswith("Download "))
 
 
-def test_every_target_is_offered() -> None:
+def test_every_target_is_offered_without_flags_of_the_command_line() -> None:
     assert {taker.target for taker in TAKERS} == {*TARGETS, PERFETTO}
     assert len({taker.title for taker in TAKERS}) == len(TAKERS)
-
-
-def test_flags_of_the_command_line_are_left_out() -> None:
     assert without_flags("needs a copy (--mtp); export it (--even), please") == "needs a copy; export it, please"
 
 
@@ -137,5 +132,5 @@ def test_perfetto_has_the_measurement_as_a_second_group_once_there_is_one(app: A
     assert "Once a launch of this plan has been measured" in said(app.caption)
     assert finish(request_of(wanted(app), store.data_folder()), 2.0, monkeypatch).state is State.DONE
     app.run()
-    run = chooser(app, "Measurement as a second group")
-    assert "this machine, 2 ranks" in run.options[0] and run.options[-1].startswith("none")
+    runs = chooser(app, "Measurement as a second group").options
+    assert "this machine, 2 ranks" in runs[0] and runs[-1].startswith("none")

@@ -13,14 +13,13 @@ from app.visitor import people
 from engine import store
 from engine.catalogue import gpu
 from engine.cluster import Cluster, Node
-from engine.errors import InputError
 from engine.jobs import protocol, runner
 from engine.jobs.kinds import HANDLERS
 from engine.jobs.launches import describe_calibration
 from engine.jobs.protocol import Progress
 from engine.jobs.runner import Job, State
 from tests.cases.jobs import LONG, WORKER, until
-from tests.cases.pages import field, press, said, visit
+from tests.cases.pages import field, press, put, said, upload, visit
 from tests.costs import device_profiles as planted
 
 PAGE = """
@@ -52,10 +51,6 @@ def test_every_kind_of_job_has_a_title():
     assert set(running.TITLES) == set(HANDLERS)
 
 
-def test_nothing_is_drawn_while_nothing_runs(page):
-    assert not page.get("progress") and not page.button and not page.markdown and not page.caption
-
-
 @pytest.mark.clock
 def test_a_job_is_shown_with_its_time_left_and_stopped_in_two_seconds(page, job):
     until(lambda: (job.progress or Progress(time=0)).done)
@@ -66,13 +61,14 @@ def test_a_job_is_shown_with_its_time_left_and_stopped_in_two_seconds(page, job)
         (text,) = texts(page)
         assert text.startswith("**count**") and "left" in text
         page.session_state[name] = {} if name == "study_jobs" else []
-    page.session_state["plan_jobs"] = [job.id]
-    page.run()
+    put(page, plan_jobs=[job.id])
     begin = time.monotonic()
     page.button[0].click().run()
     assert runner.wait(job, 5) is State.CANCELLED and time.monotonic() - begin < 2.0
+    page.session_state["plan_jobs"] = ["20250102T030405000006-0123abcd"]  # of a job that is gone
     page.run()
-    assert not page.get("progress") and not page.button
+    drawn = (*page.get("progress"), *page.button, *page.markdown, *page.caption)
+    assert not drawn and not page.exception
 
 
 def test_a_study_that_another_of_its_kind_follows_stays_in_sight(own_data_folder, job):
@@ -92,12 +88,6 @@ def test_a_job_that_waits_says_how_many_are_before_it(page, job, monkeypatch):
         patch.setattr(Job, "ahead", 2)
         page.run()
     assert texts(page) == ["**count** · waiting, 2 before it"]
-
-
-def test_a_job_that_is_gone_is_passed_over(page, own_data_folder):
-    page.session_state["plan_jobs"] = ["20250102T030405000006-0123abcd"]
-    page.run()
-    assert not page.exception and not page.get("progress")
 
 
 MADE = planted.device_profile("H200", ranks=2)
@@ -134,10 +124,7 @@ def cluster_page(sample: AppTest, monkeypatch) -> AppTest:
 
 
 def open_cluster(cluster_page: AppTest, cluster: Cluster) -> AppTest:
-    file = ("cluster.json", cluster.to_json().encode(), "application/json")
-    cluster_page.file_uploader(key="cluster-file").set_value([file])
-    cluster_page.run()
-    assert not cluster_page.exception and not cluster_page.error
+    assert not upload(cluster_page, "cluster-file", {"cluster.json": cluster.to_json()}).error
     return cluster_page
 
 
@@ -153,9 +140,8 @@ def test_it_starts_what_was_asked_for_and_is_used_as_far_as_it_fits(cluster_page
     table = cluster_page.dataframe[-1].value
     assert list(table["Operation"]) == [*("GEMM bf16 H200", "memory H200", "all-to-all", "all-reduce", "exchange with a peer")]
     assert "1,000 GFLOP/s" in set(table["Rate 1/β"])
-    assert any(
-        "3 held-out shapes" in text.value and "mean error **15 %**, worst 25 %" in text.value for text in cluster_page.markdown
-    )
+    text = said(cluster_page.markdown)
+    assert "3 held-out shapes" in text and "mean error **15 %**, worst 25 %" in text
     assert "roofline" in in_use(cluster_page), "nothing is used before it is asked for"
     three = Cluster(name="three", nodes=(*PAIR.nodes, Node(name="m", gpus=(gpu("H200"),))))
     press(open_cluster(cluster_page, three), "Use it")
@@ -172,7 +158,7 @@ def test_it_starts_what_was_asked_for_and_is_used_as_far_as_it_fits(cluster_page
 def test_it_is_refused_for_a_cluster_of_other_gpus(cluster_page, started):
     press(cluster_page, "Calibrate")
     press(cluster_page, "Use it")
-    assert any("cannot be used" in error.value and "A100" in error.value for error in cluster_page.error)
+    assert any("cannot be used" in error.value and "no times for A100" in error.value for error in cluster_page.error)
     assert "roofline" in in_use(cluster_page)
 
 
@@ -182,11 +168,3 @@ def test_who_may_not_launch_may_not_calibrate(cluster_page, started, monkeypatch
     button = next(button for button in cluster_page.button if button.label == "Calibrate")
     assert button.disabled and "Launching is off" in said(cluster_page.warning)
     assert started == [] and runner.jobs(store.data_folder()) == []
-
-
-def test_usable_says_what_is_missing():
-    from app.cluster.measuring import usable
-
-    other = Cluster(name="other", nodes=(Node(name="n", gpus=(gpu("L40S"),) * 3),))
-    with pytest.raises(InputError, match=r"no times for L40S .* no all-to-all over 3 GPUs"):
-        usable(MADE, other, None)

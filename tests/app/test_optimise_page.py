@@ -1,18 +1,26 @@
-"""The Optimise page beyond a first plan: two models, several recordings, studies, and how tokens travel."""
+"""The Optimise page beyond a first plan: two models, several recordings, studies, spare slots, travel, and its charts."""
+
+import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
 
 from app import state
+from app.charts import optimise as charts
+from app.charts.theme import SECOND, SEQUENTIAL, readable, write_numbers
+from app.optimise import spare
 from app.review.brief import words
 from app.visitor import roles
 from engine import store
+from engine.compare.redundancy import Knee, RedundancyPoint
 from engine.jobs import protocol, runner
 from engine.jobs.tasks import OptimiseAnswer
 from engine.plan import Plan, Travel
+from engine.simulate.two_phase import Figures
 from engine.workload import ExpertLoad, RoutingTrace
-from tests.cases.pages import enter, field, press, run_the_job, said, tick, visit
+from tests.cases.pages import enter, field, press, put, run_the_job, said, tick, visit
 from tests.cases.samples import sample as sample_of
 from tests.cases.samples import sample_model
 from tests.cases.sessions import open_recording
@@ -27,12 +35,8 @@ def app(sample: AppTest) -> AppTest:
 
 
 def open_short(app: AppTest, *names: str) -> list[str]:
-    """Open the first two layers of some recordings, which are planned soon, with the first of them before the person.
-
-    Returns their digests.
-    """
-    traces = [sample_of(name, 1000) for name in names]
-    traces = [RoutingTrace(trace.name, trace.experts[:, :2], trace.num_experts) for trace in traces]
+    """Open the first two layers of recordings, which are planned soon; the first is before the person. Returns digests."""
+    traces = [RoutingTrace(name, sample_of(name, 1000).experts[:, :2], 16) for name in names]
     models = [sample_model(name.partition("-")[0], 2) for name in names]
     digests = [store.save_workload(trace) for trace in traces]
     app.session_state["workloads"] = dict(zip(digests, names, strict=True))
@@ -47,23 +51,15 @@ def test_two_models_from_the_goal_to_the_timeline(app: AppTest) -> None:
     press(app, "Two models on one cluster")
     assert "Choose the recording of the second model" in said(app.info)
     enter(app, "Second model's recording", second)
-    assert {box.label.split("**")[1] for box in app.checkbox} == {
-        "Aurora",
-        "Random colocation (REC)",
-        "Same-model packing (Lina)",
-        "Linear placement",
-    }
+    offered = {box.label.split("**")[1] for box in app.checkbox}
+    assert offered == {"Aurora", "Random colocation (REC)", "Same-model packing (Lina)", "Linear placement"}
     run_the_job(app)
     table = app.dataframe[0].value
     assert len(table) == 4 and table["Plan"].tolist()[:2] == ["Linear placement", "Aurora"]
     against = dict(zip(table["Plan"], table["Against Linear placement"], strict=True))
     assert against["Linear placement"] == "deployed" and float(against["Aurora"].rstrip("×")) > 1
-    assert table["Above any placement's bound"].iloc[1].endswith(" %") and set(table["Proof"]) <= {
-        "nothing",
-        "placement",
-        "order",
-        "placement and order",
-    }
+    assert table["Above any placement's bound"].iloc[1].endswith(" %")
+    assert set(table["Proof"]) <= {"nothing", "placement", "order", "placement and order"}
     visit(app, "timeline")
     assert not app.error and any(metric.label == "Bound for any placement" for metric in app.metric)
     assert any(heading.value == "Alone and together" for heading in app.subheader)
@@ -103,8 +99,7 @@ def test_plans_are_in_the_table_as_they_are_found_and_moves_count_from_the_plan_
     assert table.loc["Linear placement", "Pays after"] == "at once"
     assert table.loc["Aurora", "Pays after"].endswith("passes")
     deployed = field(planned, "Deployed now")
-    deployed.select_index(next(i for i, option in enumerate(deployed.options) if option.startswith("Aurora")))
-    planned.run()
+    deployed.select_index(next(i for i, option in enumerate(deployed.options) if option.startswith("Aurora"))).run()
     table = planned.dataframe[0].value.set_index("Plan")
     assert table.loc["Aurora", "Copies to move"].startswith("0 ")
     assert table.loc["Linear placement", "Pays after"] == "never"
@@ -131,7 +126,6 @@ def test_several_recordings_are_planned_for_scored_and_weighed_on_a_front(app: A
     assert linear["plan"]["name"] == "Linear placement"
     assert "of the worst recording" in replicated["notes"]["balancedness"]["value"]
     field(app, "Also plan for").set_value([])
-
     for unit in ("copies", "gpu"):
         field(app, "How tokens travel").set_value(unit)
         enter(app, "Show", "Balance against affinity")
@@ -243,3 +237,177 @@ def test_travel_formats_and_copies_are_chosen_where_they_count(app: AppTest) -> 
 def test_co_activation_says_what_it_needs(app: AppTest) -> None:
     run_the_job(tick(visit(app, "optimise"), "Co-activation"))  # of the baseline, which is planned first
     assert "every copy of a token travels on its own" in said(app.warning)
+
+
+@pytest.fixture
+def short(sample: AppTest) -> AppTest:
+    """The sample's model with two of its layers, for which plans are made soon."""
+    sample.session_state["model"] = sample.session_state["model"].model_copy(update={"layers": 2})
+    return sample
+
+
+def points(*gains: float) -> list[RedundancyPoint]:
+    usual = {"balancedness": 0.7, "least_balancedness": 0.6, "planned_balancedness": 0.9}
+
+    def point(turn: int, gain: float) -> RedundancyPoint:
+        slots = {"slots": 16 + 8 * turn, "spare": 8 * turn, "slots_of_gpu": 2 + turn}
+        memory = {"memory_bytes": 8 * turn * 1e6, "gpu_bytes": (2 + turn) * 1e6}
+        gained = {"seconds": 1e-3 / (1 + gain), "gain": gain, "gain_worst": gain, "error": 0.01 if turn else 0.0}
+        return RedundancyPoint(**usual | slots | memory | gained)
+
+    return [point(turn, gain) for turn, gain in enumerate(gains)]
+
+
+def test_advice_is_planned_on_the_open_recording_judged_held_out_and_taken(short: AppTest) -> None:
+    rng = np.random.default_rng(1)
+    # One expert of every layer gets most tokens.
+    experts = rng.choice(16, (8192, 2, 1), p=[0.6, *[0.4 / 15] * 15]).astype(np.int16)
+    open_recording(short, RoutingTrace("another", experts[::-1], 16), alone=True)
+    digest = open_recording(short, RoutingTrace("lop-sided", experts, 16))
+    visit(short, "optimise")
+    enter(short, "Show", "Spare slots")
+    assert "No curve yet" in said(short.info)
+    field(short, "Judged on").set_value([])
+    short.run()
+    job = run_the_job(short, "Advise", "redundancy")
+    assert job.request.arguments["recordings"] == [digest]
+    result = job.result
+    advised = next(point for point in result["points"] if point["slots"] == result["knee"]["slots"])
+    number = advised["slots_of_gpu"] - 2
+    assert number > 0, "a hot expert is worth a second copy"
+    assert f"**{number} spare slot" in said(short.markdown) and result["knee"]["reason"] in said(short.markdown)
+    assert "lop-sided, earlier half" in said(short.caption)
+    table = short.dataframe[0].value
+    assert len(table) == len(result["points"]) and table["Spare per GPU"].iloc[0] == "+0"
+    press(short, "Use it")
+    ticked = {box.label.split("**")[1]: box.value for box in short.checkbox}
+    assert ticked["Replication (EPLB)"]
+    assert field(short, "Spare slots per GPU").value == number
+    # A number typed over it counts, until advice is taken again.
+    field(short, "Spare slots per GPU").set_value(5).run()
+    press(short, "Use it")
+    assert field(short, "Spare slots per GPU").value == number
+
+
+def test_loads_are_judged_in_sample_and_a_curve_of_another_cluster_or_without_intervals_asks_for_another(
+    short: AppTest,
+) -> None:
+    open_recording(short, ExpertLoad("loads", np.tile([40.0, 40.0, *[5.0] * 14], (2, 1)), (0, 1)), alone=True)
+    visit(short, "optimise")
+    enter(short, "Show", "Spare slots")
+    job = run_the_job(short, "Advise", "redundancy")
+    result = job.result
+    assert not result["held_out"] and "which is in sample" in said(short.caption)
+    whole = short.session_state["cluster"]
+    put(short, cluster=whole.part(list(range(4))))
+    assert "run it again for what is open" in said(short.info)
+    short.session_state["cluster"] = whole
+    older = [{name: value for name, value in point.items() if name != "error"} for point in result["points"]]
+    (job.folder / "result.json").write_text(json.dumps(result | {"points": older, "knee": 16}))
+    short.run()
+    assert not short.exception and "of an older version" in said(short.info)
+
+
+def advice(slots: int, rule: str = "enough") -> Knee:
+    return Knee(slots=slots, rule=rule, reason="because")
+
+
+def test_the_chart_marks_the_advised_number() -> None:
+    band, curve, advised = (figure := charts.spare_slots(points(0.0, 0.09, 0.1), advice(24), True)).data[:3]
+    assert band.y == pytest.approx([0, 7.04, 8.04, 11.96, 10.96, 0], abs=0.01) and band.x == (0, 1, 2, 2, 1, 0)
+    assert "95 % interval +7.0 % to +11.0 %" in curve.hovertext[1]
+    assert curve.y == pytest.approx([0, 9, 10]) and advised.x == (1,) and advised.text == ("advised",)
+    assert figure.layout.title.text == "1 spare slot per GPU brings 9.0 % for 8 MB on all GPUs"
+    assert figure.layout.xaxis.ticktext == ("+0<br>0", "+1<br>8", "+2<br>16")
+    assert "held out" in figure.layout.yaxis.title.text
+
+
+def test_the_chart_while_it_runs_and_where_nothing_is_gained() -> None:
+    assert "in sample" in charts.spare_slots(points(0.0, -0.1), advice(16), False).layout.yaxis.title.text
+    for shown, knee, title in (
+        (points(0.0), None, "So far one number of slots"),
+        (points(0.0, -0.1), advice(16, "too little"), "No number of spare slots is worth its memory here"),
+        (points(0.0, 0.015), advice(16, "noise"), "What spare slots gain here may as well be nothing"),
+    ):
+        assert charts.spare_slots(shown, knee, True).layout.title.text == title
+    row = spare.as_text(points(0.0, 0.09)).iloc[1]
+    assert row["Gain"] == "+9.0 %" and row["Slots per layer"] == "24" and row["Memory of spare"] == "8 MB"
+    assert (row["95 % interval"], row["Worst"]) == ("+7.0 % to +11.0 %", "+9.0 %")
+
+
+def point(kept: float, balance: float, seconds: float = 1e-3) -> dict:
+    return {"kept_share": kept, "balancedness": balance, "weight": 0.5, "seconds": seconds}
+
+
+def test_a_front_runs_from_balance_to_affinity_in_any_order():
+    figure = charts.front([point(0.4, 0.6), point(0.2, 0.9), point(0.3, 0.8)], {}, [(0.1, 0.5)], "other <b>")
+    front, elsewhere = figure.data
+    assert list(front.x) == [20, 30, 40] and list(front.y) == [0.9, 0.8, 0.6]
+    assert list(elsewhere.x) == [10] and elsewhere.marker.color == SECOND and "<b>" not in elsewhere.name
+    assert "20 % kept at balancedness 0.9 to 40 % at 0.6" in figure.layout.title.text
+
+    others = {"Linear": (0.125, 0.7), "RCS": (0.1250001, 0.7), "<i>mine</i>": (0.3, 0.5)}
+    names = charts.front([point(0.4, 0.6)], others).data[1].text
+    assert sorted(names) == ["&lt;i&gt;mine&lt;/i&gt;", "Linear, RCS"], "plans at one place share a label"
+
+
+def test_a_front_of_rows_has_few_rows_to_the_right():
+    points = [point(0.5, balance) | {"rows": rows} for rows, balance in ((2, 0.6), (3, 0.9))]
+    figure = charts.front(points, {"Linear": (3.54321, 0.7)}, across=charts.ROWS)
+    front, others = figure.data
+    assert list(front.x) == [3, 2] and list(others.x) == [3.543]
+    assert figure.layout.xaxis.autorange == "reversed" and "rows" in figure.layout.xaxis.title.text
+    assert figure.layout.title.text == "From 3 rows per token at balancedness 0.9 to 2 at 0.6"
+
+
+def test_a_matrix_of_times_is_relative_to_each_recordings_own_plan_and_its_scale_has_some_width():
+    figure = charts.matrix(["a", "b"], [[1e-3, 3e-3], [2e-3, 2e-3]], "seconds")
+    np.testing.assert_allclose(figure.data[0].z, [[1, 1.5], [2, 1]])
+    assert "up to 2× " in figure.layout.title.text and list(figure.data[1].text) == ["1 ms", "3 ms", "2 ms", "2 ms"]
+    figure = charts.matrix(["a", "b"], [[1.0, 2.0 + 1e-9], [1.0008, 2.0]], "seconds")
+    assert np.array_equal(figure.data[0].z, np.ones((2, 2)))
+    assert (figure.data[0].zmin, figure.data[0].zmax) == (1.0, 1.05)
+    assert figure.layout.title.text.startswith("No plan is slower")
+    figure = charts.matrix(["a", "b"], [[1.0, 2.02], [1.0, 2.0]], "seconds")
+    assert figure.data[0].zmax == 1.05 and "1.01×" in figure.layout.title.text
+    faster = charts.matrix(["a", "b"], [[1.0, 1.0], [1.0, 2.0]], "seconds").data[0]
+    assert faster.zmin == 0.5 and faster.zmax == pytest.approx(1.0)
+    nothing = charts.matrix(["a", "b"], [[0.0, 0.0], [0.0, 0.0]], "kept_local").data[0]
+    assert (nothing.zmin, nothing.zmax) == (0.0, 0.05)
+    for score in charts.SCORES:
+        filling = charts.matrix(["a", "b"], [[0.5, 0.25], [None, None]], score)
+        assert np.isnan(filling.data[0].z[1]).all() and filling.data[1].text[2] == "…"
+        assert filling.layout.title.text == "2 of 4 scores so far"
+        assert charts.matrix(["a", "b"], [[None, None], [None, None]], score).layout.title.text
+
+
+def figures(**median: float) -> dict[str, Figures]:
+    rest = dict.fromkeys(("median_layer", "tail_layer", "median_all_to_all", "tail_all_to_all", "waiting"), 1.0)
+    return {name: Figures(median.get(name, 1.5), 2.0, **rest) for name in charts.SCHEMES}
+
+
+@pytest.mark.parametrize(
+    ("baseline", "lina", "said"), [(1.8, 1.2, "is 1.5× as fast as no"), (1.2, 2.4, "takes 2× the time of no")]
+)
+def test_lina_says_who_wins(baseline: float, lina: float, said: str) -> None:
+    assert f"{said} scheduling" in charts.lina(figures(baseline=baseline, lina=lina), 3).layout.title.text
+
+
+def test_accuracy_names_the_best_path_length():
+    runs = [
+        SimpleNamespace(options=SimpleNamespace(path_length=length), accuracy=right, accuracy_of_layer=(None, right, right))
+        for length, right in ((1, 0.25), (3, 0.75))
+    ]
+    figure = charts.accuracy(runs)
+    assert figure.layout.title.text == "Path length 3 is right most often: 75 %"
+    assert figure.data[1].y[0] is None and figure.data[1].y[1] == 75
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_numbers_in_cells_can_be_read(dark):
+    figure = charts.go.Figure()
+    scale = {"z": [[0.0, 1.0]], "zmin": 0, "zmax": 1, "colorscale": SEQUENTIAL}
+    write_numbers(figure, scale, [["0", "1"]], dark)
+    pale, full = figure.data[0].textfont.color
+    assert pale == readable((0, 137, 123, 0.0), dark) and full == readable((0, 137, 123, 1.0), dark)
+    assert pale == ("#FFFFFF" if dark else "#16201F") and full == readable((0, 137, 123, 1.0), not dark)

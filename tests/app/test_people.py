@@ -50,10 +50,14 @@ def test_a_role_belongs_to_an_address_that_a_login_vouches_for(user, role, monke
     assert roles.role_of(user) == role
 
 
-def test_a_setting_may_be_a_file_and_whom_it_does_not_name_may_only_look(tmp_path: Path, monkeypatch) -> None:
+def test_a_setting_may_be_a_file_whom_it_does_not_name_may_only_look_and_roles_include_others(
+    tmp_path: Path, monkeypatch
+) -> None:
     (tmp_path / "roles.json").write_text('{"ana@example.org": "plan"}')
     configure_team(monkeypatch, str(tmp_path / "roles.json"))
     assert roles.role_of(login("ana@example.org")) == "plan" and roles.role_of(login("ben@example.org")) == "view"
+    may = [[roles.includes(role, other) for other in roles.ORDER] for role in roles.ORDER]
+    assert may == [[place <= own for place in range(len(roles.ORDER))] for own in range(len(roles.ORDER))]
 
 
 @pytest.mark.parametrize("setting", ["{", "[]", "/nowhere/roles.json", '{"ana@example.org": "root"}', '["launch"]'])
@@ -63,11 +67,6 @@ def test_a_setting_that_cannot_be_read_gives_nobody_more_than_a_look(setting: st
         roles.mapping()
     assert "\n" not in str(refused.value)
     assert roles.role_of(login("ana@example.org")) == "view"
-
-
-def test_roles_include_what_stands_before_them() -> None:
-    may = [[roles.includes(role, other) for other in roles.ORDER] for role in roles.ORDER]
-    assert may == [[place <= own for place in range(len(roles.ORDER))] for own in range(len(roles.ORDER))]
 
 
 def test_a_login_is_required_before_anything_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,6 +95,11 @@ def test_a_login_is_required_before_anything_is_shown(monkeypatch: pytest.Monkey
     visitor(monkeypatch, "192.0.2.7", is_logged_in=True, email="ana@example.org", iat=time.time())
     app.run()
     assert app.header[0].value == "Workload"
+    # Every provider has a button.
+    app = studio()
+    app.secrets["auth"] = {"redirect_uri": "x", "cookie_secret": "x", "acme": {"client_id": "a"}, "okta": {"client_id": "b"}}
+    visitor(monkeypatch, is_logged_in=False)
+    assert [button.label for button in app.run().button] == ["Log in with acme", "Log in with okta"]
 
 
 @pytest.mark.parametrize(("hours", "setting"), [(11, None), (13, None), (13, "24"), (1, "0.5"), (1, "soon"), (0.1, "-1")])
@@ -118,15 +122,6 @@ def test_who_logs_in_after_somebody_logged_out_is_not_led_to_their_session(empty
     people._log_out()
     people._login()  # the page is drawn once more before the browser goes
     assert kept == ["address"]
-
-
-def test_every_provider_has_a_button(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(people.SWITCH, "required")
-    app = studio()
-    app.secrets["auth"] = {"redirect_uri": "x", "cookie_secret": "x", "acme": {"client_id": "a"}, "okta": {"client_id": "b"}}
-    visitor(monkeypatch, is_logged_in=False)
-    app.run()
-    assert [button.label for button in app.button] == ["Log in with acme", "Log in with okta"]
 
 
 def typed(monkeypatch: pytest.MonkeyPatch, name: str | None) -> None:
@@ -163,20 +158,17 @@ def test_a_login_knows_people_by_what_stays(monkeypatch: pytest.MonkeyPatch) -> 
     assert people.login() is None
 
 
-@pytest.mark.parametrize("name", ["", "  ", "a\x1bb", "x" * 121])
-def test_a_name_that_cannot_be_kept_is_refused(name: str) -> None:
-    with pytest.raises(InputError, match="name of you"):
-        people.checked(name)
-
-
-def test_nobody_takes_the_name_of_a_login(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_cannot_be_kept_or_is_that_of_a_login_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("", "  ", "a\x1bb", "x" * 121):
+        with pytest.raises(InputError, match="name of you"):
+            people.checked(name)
     assert people.checked(" Ana  K ") == "Ana K" and people.checked("ana@home") == "ana@home"
     monkeypatch.setattr(people, "_providers", lambda: {"default": "Log in"})
     with pytest.raises(InputError, match="belongs to whoever logs in"):
         people.checked("Ana (ana@example.org)")
 
 
-def test_who_may_only_look_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_may_only_look_writes_nothing_and_sees_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a page has drawn, the writes themselves refuse."""
     configure_team(monkeypatch)
     typed(monkeypatch, "Eve")
@@ -192,15 +184,8 @@ def test_who_may_only_look_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> No
         with pytest.raises(InputError, match="Your role here is view"):
             write()
     assert [workspace.name for workspace in team.workspaces(database())] == ["ours"]
-
-
-def test_a_viewer_sees_the_page_and_why_its_buttons_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    configure_team(monkeypatch)
-    visitor(monkeypatch)
-    team.add_workspace(database(), "ours", "Ana")
     app = visit(studio().run(), "review")
-    assert chooser(app, "Workspace").value and not app.error
-    assert "Save" not in buttons(app)
+    assert chooser(app, "Workspace").value and not app.error and "Save" not in buttons(app)
 
 
 def test_a_name_that_the_browser_recalls_is_taken_as_one_that_is_typed(empty_session, monkeypatch) -> None:
@@ -283,11 +268,8 @@ def test_what_an_operator_sees(app: AppTest, folder: Folder) -> None:  # noqa: F
     folder.session("an-old-session", 100)
     before = folder.names()
     operate(app)
-    assert (
-        "Healthy: the data folder is writable" in said(app.success)
-        and "database answers" in said(app.success)
-        and not app.error
-    )
+    healthy = said(app.success)
+    assert "Healthy: the data folder is writable" in healthy and "database answers" in healthy and not app.error
     assert "Times are in " in said(app.caption) and "Removable" in said(app.subheader)
     jobs, here, uses, going = (table.value for table in app.dataframe)
     assert list(jobs["State"]) == ["done", "done"] and list(jobs["Kind"]) == ["optimise", "optimise"]

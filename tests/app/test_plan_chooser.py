@@ -8,7 +8,7 @@ from streamlit.testing.v1 import AppTest
 
 from app import cached, plan_chooser
 from engine.plan import Plan
-from tests.cases.pages import offered_plans, press, studio, visit
+from tests.cases.pages import offered_plans, press, put, run, studio, visit
 from tests.cases.sessions import ANOTHER, JOB, plan, problem_of
 
 
@@ -22,22 +22,17 @@ def chooser(app: AppTest):
 
 
 def rename(app: AppTest, name: str) -> AppTest:
-    next(field for field in app.text_input if (field.key or "").startswith("name-plan-")).set_value(name).run()
-    assert not app.exception, app.exception
-    return app
+    next(field for field in app.text_input if (field.key or "").startswith("name-plan-")).set_value(name)
+    return run(app)
 
 
-def test_choosing_opens(app: AppTest) -> None:
+def test_choosing_opens_and_plans_of_one_system_are_told_apart_everywhere(app: AppTest) -> None:
     linear, shortest = app.plans
     assert chooser(app).value == shortest.id
     chooser(app).set_value(linear.id).run()
     assert app.session_state["plan"] == linear.id and chooser(app).value == linear.id
-
-
-def test_plans_of_one_system_are_told_apart_everywhere(app: AppTest) -> None:
     plan(problem_of(app), ANOTHER, {"name": "sjf", "options": {"placement": "aurora"}})
-    app.session_state["plan_jobs"] = [ANOTHER, JOB]
-    app.run()
+    put(app, plan_jobs=[ANOTHER, JOB])
     name = app.plans[1].name
     told = {f"{name} · linear placement", f"{name} · aurora placement"}
     assert told <= set(offered_plans(app)) and told <= set(app.dataframe[0].value["Plan"])
@@ -55,28 +50,23 @@ def test_a_name_is_kept_shown_everywhere_and_taken_back(app: AppTest) -> None:
     assert app.session_state["plan_names"] == {} and own.name in offered_plans(app)
 
 
-def test_removing_can_be_undone(app: AppTest) -> None:
+def test_removing_can_be_undone_and_a_plan_is_found_again(app: AppTest) -> None:
     linear, shortest = app.plans
     press(app, "Remove from the list")
     assert app.session_state["plan"] is None and offered_plans(app) == [linear.name]
     assert app.dataframe[0].value["Plan"].tolist() == [linear.name]
-    back = next(button for button in app.button if button.label.startswith("Bring back"))
-    back.click().run()
-    assert not app.exception and app.session_state["plan"] == shortest.id and len(offered_plans(app)) == 2
+    press(app, next(button.label for button in app.button if button.label.startswith("Bring back")))
+    assert app.session_state["plan"] == shortest.id and len(offered_plans(app)) == 2
     assert app.session_state["removed_plans"] == {}
-
-
-def test_a_plan_that_is_found_again_is_there_again(app: AppTest) -> None:
+    # One that is found again is there again.
     press(app, "Remove from the list")
     plan(problem_of(app), ANOTHER, "sjf")
-    app.session_state["plan_jobs"] = [ANOTHER, JOB]
-    app.run()
+    put(app, plan_jobs=[ANOTHER, JOB])
     assert app.plans[1].name in offered_plans(app)
 
 
 def test_what_is_deployed_is_not_removed(app: AppTest) -> None:
-    app.session_state["in_use"] = app.plans[1].id
-    app.run()
+    put(app, in_use=app.plans[1].id)
     assert f"{app.plans[1].name} (deployed now)" in offered_plans(app)
     assert next(button for button in app.button if button.label == "Remove from the list").disabled
 
@@ -84,8 +74,7 @@ def test_what_is_deployed_is_not_removed(app: AppTest) -> None:
 def test_a_hundred_plans_are_searched_and_sorted(app: AppTest, own_data_folder: Path) -> None:
     wanted = [{"name": "random", "options": {"seed": seed}} for seed in range(100)]
     plan(problem_of(app), ANOTHER, *wanted)
-    app.session_state["plan_jobs"] = [ANOTHER, JOB]
-    app.run()
+    put(app, plan_jobs=[ANOTHER, JOB])
     assert not app.exception and chooser(app).label == "Open plan, of 102"
     names = offered_plans(app)
     assert len(set(names)) == 102 and "Random placement · seed 99" in names

@@ -1,6 +1,5 @@
 """Links to plans on the Review page, also to lost ones, and to the layer, GPU or chart that a comment points to."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from engine.problem import make_problem
 from engine.store import team
 from engine.store.database import database
 from engine.store.problems import problem_arguments
-from engine.store.team_approval import Place
 from engine.systems import SYSTEMS, TRAINING, run
 from engine.training import usual_step
 from engine.workload import RoutingTrace
@@ -25,21 +23,11 @@ from tests.cases.reviews import fill, link, review_of, save
 from tests.cases.sessions import problem_of
 
 
-@pytest.fixture
-def app(reviewed: AppTest) -> AppTest:
-    return reviewed
-
-
-# Links.
-
-
 def test_a_link_opens_the_plan_and_everything_that_it_was_made_from(unreviewed: AppTest) -> None:
     app = unreviewed
-    prose = replace(problem_of(app).workload, name="other")
-    other = RoutingTrace("other", prose.experts[::-1].copy(), prose.num_experts)
-    store.save_workload(other)
-    session = app.session_state
-    session["workloads"] = {**session["workloads"], other.digest: "other"}
+    session, code = app.session_state, problem_of(app).workload
+    other = RoutingTrace("other", code.experts[::-1].copy(), code.num_experts)
+    session["workloads"] = {**session["workloads"], store.save_workload(other): "other"}
     session["others"], session["in_use"] = [other.digest], app.plans[0].id
     session["cost"] = {"source": "datasheet", "compute_efficiency": 0.5, "memory_efficiency": 0.8, "launch": 5e-6}
     app.run()
@@ -57,8 +45,8 @@ def test_a_link_opens_the_plan_and_everything_that_it_was_made_from(unreviewed: 
     assert "to be shared" in listed.index and listed.loc["Linear placement", "Copies to move"].startswith("0 ")
 
 
-def test_a_link_opens_its_plan_and_review_whatever_was_there_before(app: AppTest, monkeypatch) -> None:
-    saved = app.saved
+def test_a_link_opens_its_plan_and_review_whatever_was_there_before(reviewed: AppTest, monkeypatch) -> None:
+    app, saved = reviewed, reviewed.saved
     newest = team.open_review(database(), saved.number, "second?", "Ben")
     oldest = team.reviews_of(database(), saved.number)[-1].id
     press(app, "Compare")
@@ -89,8 +77,8 @@ def test_a_link_that_leads_nowhere_is_said() -> None:
         assert visitor.session_state["plan"] is None and visitor.info
 
 
-def test_a_recording_that_is_gone_is_named_and_everything_else_is_shown(app: AppTest, own_data_folder: Path) -> None:
-    saved = app.saved
+def test_a_recording_that_is_gone_is_named_and_everything_else_is_shown(reviewed: AppTest, own_data_folder: Path) -> None:
+    app, saved = reviewed, reviewed.saved
     point(app, "Layer 3 on Timeline")
     (recording,) = (own_data_folder / "workloads").iterdir()
     recording.rename(own_data_folder / "away.npz")
@@ -113,15 +101,12 @@ def test_a_recording_that_is_gone_is_named_and_everything_else_is_shown(app: App
 
 @pytest.mark.parametrize("kind", ["step", "two"])
 def test_plans_of_steps_and_of_two_models_are_reviewed_too(unreviewed: AppTest, kind: str) -> None:
-    problem = problem_of(unreviewed)
-    if kind == "step":
-        problem = make_problem(problem.workload, problem.cluster, problem.model, Datasheet(), step=usual_step(problem.model, 8))
-        plan = run(TRAINING["lina"], problem, {}).result.solution
-    else:
-        second = RoutingTrace("second", problem.workload.experts[::-1].copy(), problem.workload.num_experts)
-        store.save_workload(second)
-        problem = make_problem(problem.workload, problem.cluster, problem.model, Datasheet(), second=(second, problem.model))
-        plan = run(SYSTEMS["packing"], problem, {}).result.solution
+    one = problem_of(unreviewed)
+    second = RoutingTrace("second", one.workload.experts[::-1].copy(), one.workload.num_experts)
+    store.save_workload(second)
+    more = {"step": usual_step(one.model, 8)} if kind == "step" else {"second": (second, one.model)}
+    problem = make_problem(one.workload, one.cluster, one.model, Datasheet(), **more)
+    plan = run(TRAINING["lina"] if kind == "step" else SYSTEMS["packing"], problem, {}).result.solution
     inputs = problem_arguments(problem) | {review_store.NAMES: {}}
     room = team.workspaces(database())[0]
     saved = team.save_plan(database(), room.id, plan, "Ben", "", inputs)
@@ -135,18 +120,10 @@ def test_plans_of_steps_and_of_two_models_are_reviewed_too(unreviewed: AppTest, 
     assert not visitor.error and not visitor.info
 
 
-# Where a comment points.
-
-
-def about(app: AppTest):
-    return field(app, "About")
-
-
 def point(app: AppTest, title: str) -> None:
     """Comment on a place."""
-    about(app).set_value(title)
-    fill(app, "Your comment", "look")
-    press(app, "Comment")
+    field(app, "About").set_value(title)
+    press(fill(app, "Your comment", "look"), "Comment")
 
 
 def shown_layers(app: AppTest, label: str) -> tuple[int, int]:
@@ -157,13 +134,13 @@ def headers(app: AppTest) -> list[str]:
     return [header.value for header in app.header]
 
 
-def test_a_comment_points_to_a_layer_a_gpu_or_a_chart(app: AppTest) -> None:
-    saved, names = app.saved, problem_of(app).cluster.gpu_names
+def test_a_comment_points_to_a_layer_a_gpu_or_a_chart(reviewed: AppTest) -> None:
+    app, saved, names = reviewed, reviewed.saved, problem_of(reviewed).cluster.gpu_names
     for title in ("Layer 3 on Timeline", "Layers 4 and 5 on Affinity", names[5], "Timelines of the brief"):
         point(app, title)
     review = review_of(saved)
     assert [str(comment.place) for comment in review.comments] == ["layer:3", "hops:4", "gpu:5", "chart:timelines"]
-    assert about(app).value is None
+    assert field(app, "About").value is None
     codes = [code.value for code in app.code]
     assert any(code.endswith(f"plan={saved.plan}&review={review.id}&about=layer%3A3") for code in codes)
 
@@ -172,6 +149,9 @@ def test_a_comment_points_to_a_layer_a_gpu_or_a_chart(app: AppTest) -> None:
     assert headers(visitor) == ["Timeline"] and shown_layers(visitor, "MoE layers") == (3, 4)
     assert visitor.session_state["plan"] == saved.plan and not visitor.error
     assert shown_layers(visit(visitor, "timeline"), "MoE layers") == (3, 4)
+    assert "The comment points to layer 3." in said(visitor.markdown)
+    visitor.session_state["plan"] = app.plans[0].id
+    assert "points to layer" not in said(visitor.run().markdown), "it is on another plan"
     visitor = link(plan=saved.plan, review=review.id, about="hops:4")
     assert headers(visitor) == ["Affinity"] and shown_layers(visitor, "Layers compared") == (4, 5)
     press(app, "Layer 3 on Timeline")
@@ -190,27 +170,8 @@ def test_a_comment_points_to_a_layer_a_gpu_or_a_chart(app: AppTest) -> None:
     assert [(shape.x0, shape.x1) for shape in figure.layout.shapes][-1] == (4.5, 5.5)
 
 
-def test_on_its_page_a_layer_that_a_comment_points_to_is_named(app: AppTest) -> None:
-    def page() -> None:
-        from app import state
-        from app.review import place
-
-        state.restore()
-        place.mark_layer()
-
-    saved = app.saved
-    beside = AppTest.from_function(page)
-    beside.query_params["session"] = app.query_params["session"]
-    beside.session_state["reviewed"] = (saved.number, None)
-    assert not beside.run().markdown
-    beside.session_state["pointed"] = (Place("layer", 7), 1)
-    assert "The comment points to layer 7." in said(beside.run().markdown)
-    beside.session_state["plan"] = app.plans[0].id
-    assert not beside.run().markdown and not beside.exception
-
-
-def test_a_link_that_points_to_nothing_shows_its_plan_and_says_so(app: AppTest) -> None:
-    saved = app.saved
+def test_a_link_that_points_to_nothing_shows_its_plan_and_says_so(reviewed: AppTest) -> None:
+    saved = reviewed.saved
     for text in ("<script>alert(1)</script>", "layer:9999999"):
         visitor = link(plan=saved.plan, about=text)
         assert "is no layer, GPU or chart" in said(visitor.error) and "<script>" not in visitor.error[0].value

@@ -61,10 +61,8 @@ def test_bundles_are_drawn_and_sends_once_a_layer_and_gpus_are_chosen(app: AppTe
     layer = simulate_layers(plan, problem, simulate(plan, problem), 3, 3).events
     wanted = layer[layer["resource"].isin([2, 5]) & (layer["peer"] >= 0)]
     assert len(sends) == len(wanted) and len(bars(chosen)) == layer["resource"].isin([2, 5]).sum()
-    pairs = zip(wanted["resource"], wanted["peer"], strict=True)
-    assert sorted(text.split("<br>")[1].split(" · ")[0] for text in sends) == sorted(
-        f"GPU {src} → GPU {dst}" for src, dst in pairs
-    )
+    pairs = sorted(f"GPU {send.resource} → GPU {send.peer}" for send in wanted.itertuples())
+    assert sorted(text.split("<br>")[1].split(" · ")[0] for text in sends) == pairs
     assert any("send by send, on 2 of 8 GPUs" in chart.proto.alt for chart in app.get("plotly_chart"))
 
 

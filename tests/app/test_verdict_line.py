@@ -16,7 +16,6 @@ from engine.catalogue import cluster_presets
 from engine.compare.figures import balance_of, cross_node_share, metrics, migration
 from engine.compare.standing import Risk, gain_in_words, tokens_per_second
 from engine.plan import Placement, Plan, SendOrder, Travel
-from engine.problem import Problem
 from engine.result import Provenance
 from engine.simulate import simulate
 from engine.store import team
@@ -24,17 +23,16 @@ from engine.store.database import database
 from engine.systems import SYSTEMS, TRAINING, run
 from engine.training import usual_step
 from engine.workload import RoutingTrace
-from tests.cases.pages import chooser, complaints, field, gain, press, said, upload, visit
+from tests.cases.pages import chooser, complaints, field, gain, press, put, said, upload, visit
 from tests.cases.pages import metrics as metrics_of
 from tests.cases.samples import sample_problem
-from tests.cases.sessions import ANOTHER, JOB, plan, problem_of
+from tests.cases.sessions import ANOTHER, JOB, open_recording, plan, problem_of
 
 LINE = ("Simulated pass", "Tokens/s per GPU", "Above the order bound", "Moves", "Worst other recording")
 
 
 def line(app: AppTest) -> dict[str, str]:
-    shown = {metric.label: metric.value for metric in app.metric}
-    return gain(app) | {label: value for label, value in shown.items() if label in LINE}
+    return gain(app) | {label: value for label, value in metrics_of(app).items() if label in LINE}
 
 
 def test_every_page_shows_the_same_figures_and_they_are_those_of_the_simulation(
@@ -42,8 +40,7 @@ def test_every_page_shows_the_same_figures_and_they_are_those_of_the_simulation(
 ) -> None:
     problem, (linear, shortest) = problem_of(visit(ana, "optimise")), ana.plans
     shifted = RoutingTrace("shifted", (problem.workload.experts + 5) % 16, 16)
-    ana.session_state["workloads"] = {**ana.session_state["workloads"], store.save_workload(shifted): "shifted"}
-    ana.run()
+    put(ana, workloads={**ana.session_state["workloads"], store.save_workload(shifted): "shifted"})
     own, base = metrics(shortest, problem), metrics(linear, problem)
     there = problem.with_workload(shifted)
     worst = simulate(linear, there).total / simulate(shortest, there).total
@@ -82,8 +79,7 @@ def test_what_is_deployed_is_told_so_and_is_on_top(ana: AppTest) -> None:
     visit(ana, "optimise")
     table = ana.dataframe[0].value
     assert table["Plan"].tolist() == [ana.plans[0].name, ana.plans[1].name] and table[""].tolist() == ["", "▸"]
-    ana.session_state["in_use"] = ana.plans[1].id
-    ana.run()
+    put(ana, in_use=ana.plans[1].id)
     table = ana.dataframe[0].value
     assert table["Plan"].iloc[0] == ana.plans[1].name and table[""].tolist() == ["▸", ""]
     assert table["Against what is deployed"].iloc[0] == "deployed"
@@ -102,15 +98,12 @@ def test_a_narrow_window_shows_plan_time_and_gain(gain: str | None) -> None:
 
 def test_a_plan_whose_tokens_travel_otherwise_is_held_against_blocks_that_travel_like_it(ana: AppTest) -> None:
     problem = problem_of(visit(ana, "optimise"))
-    (shared,) = plan(problem_with_travel(problem), ANOTHER, "sjf")
+    travelling = replace(problem, travel=Travel(unit="gpu"))
+    (shared,) = plan(travelling, ANOTHER, "sjf")
     ana.session_state["plan_jobs"], ana.session_state["plan"] = [ANOTHER, JOB], shared.id
-    linear = run(SYSTEMS["linear"], problem_with_travel(problem)).result.solution
+    linear = run(SYSTEMS["linear"], travelling).result.solution
     total, deployed = (simulate(plan, problem).total for plan in (shared, linear))
     assert line(visit(ana, "timeline"))["Gain over Linear placement"] == units.ratio(deployed / total)
-
-
-def problem_with_travel(problem: Problem) -> Problem:
-    return replace(problem, travel=Travel(unit="gpu"))
 
 
 def test_a_training_step_is_held_against_deepspeed() -> None:
@@ -122,28 +115,19 @@ def test_a_training_step_is_held_against_deepspeed() -> None:
     assert tokens_per_second(training, total) == pytest.approx(step.batch * step.sequence_length / total)
 
 
-def test_other_recordings_in_words() -> None:
+def test_other_recordings_and_gains_in_words() -> None:
     assert verdict_line.worst_in_words(())[0] == "none open" and verdict_line.worst_in_words(None)[0] == "not scored"
     value, name, text = verdict_line.worst_in_words((Risk("prose", 2.0, 1.0), Risk("code", 1.0, 1.0)))
     assert (value, name) == ("0.5×", "prose") and "the least gain on 2 other open recordings" in text
-
-
-@pytest.mark.parametrize(
-    ("gain", "words"),
-    [(1.38, "1.38× as fast as it"), (1.004, "as fast as it"), (0.996, "as fast as it"), (0.5, "slower than it: 2× its time")],
-)
-def test_gains_in_words(gain: float, words: str) -> None:
-    assert gain_in_words(gain, "it") == words
+    words = {1.38: "1.38× as fast as it", 1.004: "as fast as it", 0.996: "as fast as it", 0.5: "slower than it: 2× its time"}
+    assert {gain: gain_in_words(gain, "it") for gain in words} == words
 
 
 def test_a_plan_that_was_made_for_another_recording_says_so_and_may_be_what_is_deployed(ana: AppTest) -> None:
     """The figures are for the open recording; the plan's own time, in the sidebar, is for the one it was made for."""
     visit(ana, "optimise")
     assert "Made for" not in said(ana.caption)
-    shifted = RoutingTrace("shifted", (problem_of(ana).workload.experts + 5) % 16, 16)
-    digest = store.save_workload(shifted)
-    ana.session_state["workloads"] = {**ana.session_state["workloads"], digest: "shifted"}
-    ana.session_state["workload"] = digest
+    open_recording(ana, RoutingTrace("shifted", (problem_of(ana).workload.experts + 5) % 16, 16))
     for page in ("timeline", "what_if", "optimise"):
         visit(ana, page)
         assert "Made for alpha-code; the figures are for what is open now" in said(ana.caption), page
@@ -152,29 +136,18 @@ def test_a_plan_that_was_made_for_another_recording_says_so_and_may_be_what_is_d
     assert next(iter(ana.dataframe[0].value.filter(like="Against").iloc[0])) == "deployed"
 
 
-def line_of_a_plan_that_loses_elsewhere() -> None:
-    from app import verdict_line
-    from engine.compare.standing import Risk, Standing
-
-    figures = {"span": "pass", "seconds": 1.0, "deployed_seconds": 1.5, "tokens_per_second": 1.0, "bound": 0.8}
-    verdict_line.show(
-        Standing(
-            plan="new",
-            deployed="old",
-            is_deployed=False,
-            bound_covers="bound",
-            move=None,
-            risks=(Risk("prose", 1.2, 1.0), Risk("man", 0.8, 1.0)),
-            placement_gap=3.0,
-            **figures,
-        ),
-        "simulated",
-    )
-
-
 def test_a_loss_elsewhere_and_room_that_placements_leave_are_said_beside_the_gain() -> None:
-    app = AppTest.from_function(line_of_a_plan_that_loses_elsewhere).run()
-    assert {metric.label: metric.value for metric in app.metric}["Above order · placement bound"] == "25 % · 300 %"
+    def page() -> None:
+        from app import verdict_line
+        from engine.compare.standing import Risk, Standing
+
+        times = {"span": "pass", "seconds": 1.0, "deployed_seconds": 1.5, "tokens_per_second": 1.0, "bound": 0.8}
+        plan = {"plan": "new", "deployed": "old", "is_deployed": False, "bound_covers": "bound", "move": None}
+        risks = Risk("prose", 1.2, 1.0), Risk("man", 0.8, 1.0)
+        verdict_line.show(Standing(**plan, **times, risks=risks, placement_gap=3.0), "simulated")
+
+    app = AppTest.from_function(page).run()
+    assert metrics_of(app)["Above order · placement bound"] == "25 % · 300 %"
     assert app.caption[-1].value.replace("\\", "").endswith("] On prose it is slower than old: 1.2× its time.")
 
 
@@ -211,25 +184,18 @@ def test_contiguous_blocks_are_scored_until_something_else_is_chosen(app: AppTes
     # Nothing is proven over placements until a system has proven it.
     assert shown["Ceiling by order alone"] == f"{linear.total / linear.order_bound:.3g}×"
     # A file that does not fit is refused in one line.
-    for text, complaint in (
-        ('{"physical_to_logical_map": [[1, 2', "not valid JSON"),
-        (json.dumps({"physical_to_logical_map": rows()[:5]}), "has 5 rows"),
-        (json.dumps({"physical_to_logical_map": [[*row[:-1], 99] for row in rows()]}), "99"),
-    ):
-        upload(app, "deployed-file", {"plan.json": text})
-        (refusal,) = complaints(app)
-        assert complaint in refusal and "plan.json" in refusal and app.session_state["in_use"] is None
+    upload(app, "deployed-file", {"plan.json": json.dumps({"physical_to_logical_map": rows()[:5]})})
+    (refusal,) = complaints(app)
+    assert "has 5 rows" in refusal and "plan.json" in refusal and app.session_state["in_use"] is None
     # The default layout of vLLM by word.
     box = chooser(app, "Deployed now")
     assert box.options[:2] == ["linear (contiguous blocks)", "round-robin (as vLLM)"]
-    box.select_index(1)
-    app.run()
+    box.select_index(1).run()
     assert not app.exception and "Deployed today: round-robin" in said(app.markdown)
     dealt = Placement.from_gpu_of_expert(np.tile(np.arange(EXPERTS) % GPUS, (LAYERS, 1)), GPUS, tuple(range(LAYERS)))
     plan = deployed().model_copy(update={"placement": dealt})
     assert metrics_of(app)["Balancedness"] == f"{balance_of(plan, problem).balancedness:.3f}"
-    chooser(app, "Deployed now").select_index(0)
-    app.run()
+    chooser(app, "Deployed now").select_index(0).run()
     assert app.session_state["in_use"] is None and "Deployed today: linear" in said(app.markdown)
 
 

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ from streamlit.testing.v1 import AppTest
 
 from app.charts import review as charts
 from app.review import thresholds
-from app.review.thresholds import LABELS
 from engine import store
 from engine.compare.evidence import Criterion, Thresholds
 from engine.compare.verdict import Judgement, Verdict, verdict_of
@@ -55,9 +53,8 @@ def test_a_verdict_is_told_once_it_is_asked_for_and_seen_by_others(app: AppTest)
     tell(app)
     problem = problem_of(app)
     wanted = verdict_of(app.plans[1], problem, [problem.workload], usual_plan(SYSTEMS["linear"], problem)[0])
-    assert app.title[0].value.endswith(
-        {"do-it": "Do it", "try-it": "Try it", "not-now": "Not now", "cannot-say": "Cannot say yet"}[wanted.verdict]
-    )
+    words = {"do-it": "Do it", "try-it": "Try it", "not-now": "Not now", "cannot-say": "Cannot say yet"}
+    assert app.title[0].value.endswith(words[wanted.verdict])
     assert all(reason in text(app) for reason in wanted.reasons)
     (rows,) = tables(app, "Threshold")
     assert len(rows) == len(wanted.criteria) and rows["Threshold"].iloc[0] == "at least 5.0 %"
@@ -121,10 +118,6 @@ def set_threshold(app: AppTest, name: str, value: float) -> None:
     press(app, "Apply")
 
 
-def test_every_threshold_has_a_label() -> None:
-    assert list(LABELS) == list(Thresholds.model_fields)
-
-
 def word(app: AppTest) -> str:
     return app.title[0].value.split("] ")[1]
 
@@ -167,12 +160,12 @@ def test_a_changed_threshold_decides_again_at_once_for_everybody_but_who_may_onl
     assert runner.jobs(store.data_folder(), "verdict") == [job]
 
 
-# The table and the chart alone.
-
-
 def criterion(**more) -> Criterion:
     usual = {"name": "gain", "title": "gain held out", "value": 0.1, "threshold": 0.05, "unit": "share", "at_least": True}
     return Criterion(**usual | {"passed": True} | more)
+
+
+EVEN = {"name": "break_even_minutes", "unit": "minutes"}
 
 
 @pytest.mark.parametrize(
@@ -182,61 +175,37 @@ def criterion(**more) -> Criterion:
         (criterion(value=None, passed=False), "unknown", "at least 5.0 %"),
         (criterion(value=0.0497, passed=False), "4.97 %", "at least 5.0 %"),
         (criterion(name="replica_gain", value=None, infinite=True), "none", "at least 5.0 %"),
-        (
-            criterion(name="break_even_minutes", value=None, infinite=True, at_least=False, unit="minutes", passed=False),
-            "never",
-            "at most 3 s",
-        ),
-        (
-            criterion(name="break_even_minutes", value=90.0, threshold=10.0, unit="minutes", at_least=False),
-            "90 min",
-            "at most 10 min",
-        ),
-        (criterion(name="break_even_minutes", value=0.5, threshold=10.0, unit="minutes"), "30 s", "at least 10 min"),
+        (criterion(**EVEN, value=None, infinite=True, at_least=False, passed=False), "never", "at most 3 s"),
+        (criterion(**EVEN, value=90.0, threshold=10.0, at_least=False), "90 min", "at most 10 min"),
+        (criterion(**EVEN, value=0.5, threshold=10.0), "30 s", "at least 10 min"),
         (criterion(name="tokens_per_expert", value=384.0, threshold=25.0, unit="count"), "384", "at least 25"),
     ],
 )
 def test_a_criterion_in_words(shown: Criterion, value: str, threshold: str) -> None:
+    assert list(thresholds.LABELS) == list(Thresholds.model_fields)
     row = thresholds.as_text([shown]).iloc[0]
     assert (row["Value"], row["Threshold"]) == (value, threshold) and row["Criterion"]
 
 
-@pytest.fixture(scope="module")
-def verdict() -> Callable[..., Verdict]:
+def test_the_chart_has_every_part_with_its_interval_and_the_thresholds() -> None:
     part = {"by": "recording", "tokens": 1e4, "planned_on": "now", "seconds_deployed": 1.2, "seconds": 1.0, "error": 0.01}
-    usual = {
-        "verdict": "do-it",
-        "plan": "new",
-        "deployed": "old",
-        "unit": "a pass",
+    parts = [part | {"part": "<b>code</b>", "gain": 0.2}, part | {"part": "p" * 60, "gain": 0.1}]
+    gain = {
         "gain_held_out": 0.15,
         "gain_low": 0.13,
         "gain_high": 0.17,
         "confidence": 0.95,
         "gain_worst": 0.1,
         "persistence": 0.8,
-        "memory_bytes": 0.0,
-        "memory_bytes_per_gpu": 0.0,
-        "memory_share": 0.1,
-        "move_copies": 1,
-        "move_bytes": 1.0,
-        "move_seconds": 1.0,
-        "break_even_steps": 3.0,
-        "break_even_minutes": 1.0,
-        "tokens_per_expert": 100.0,
-        "criteria": [criterion(), criterion(name="try_gain", threshold=0.02)],
-        "parts": [part | {"part": "<b>code</b>", "gain": 0.2}, part | {"part": "p" * 60, "gain": 0.1}],
-        "beside": [],
-        "reasons": ["because"],
     }
-    return lambda **more: Verdict.model_validate(usual | more)
-
-
-def test_the_chart_has_every_part_with_its_interval_and_the_thresholds(verdict) -> None:
-    figure = charts.gains(verdict())
-    parts, mean = figure.data
-    assert list(parts.x) == [20.0, 10.0] and mean.x == (15.0,)
-    assert parts.error_x.array == pytest.approx([1.96, 1.96], abs=0.01) and mean.error_x.array == pytest.approx([2.0])
+    memory = {"memory_bytes": 0.0, "memory_bytes_per_gpu": 0.0, "memory_share": 0.1, "tokens_per_expert": 100.0}
+    move = {"move_copies": 1, "move_bytes": 1.0, "move_seconds": 1.0, "break_even_steps": 3.0, "break_even_minutes": 1.0}
+    words = {"verdict": "do-it", "plan": "new", "deployed": "old", "unit": "a pass", "beside": [], "reasons": ["because"]}
+    criteria = [criterion(), criterion(name="try_gain", threshold=0.02)]
+    figure = charts.gains(Verdict.model_validate(gain | memory | move | words | {"parts": parts, "criteria": criteria}))
+    bars, mean = figure.data
+    assert list(bars.x) == [20.0, 10.0] and mean.x == (15.0,)
+    assert bars.error_x.array == pytest.approx([1.96, 1.96], abs=0.01) and mean.error_x.array == pytest.approx([2.0])
     assert {shape.x0 for shape in figure.layout.shapes} == {0, 5.0, 2.0}
     assert figure.layout.title.text == "Held out it gains +15.0 %; 95 % interval +13.0 % to +17.0 %"
     names = figure.layout.yaxis.ticktext

@@ -23,17 +23,10 @@ from tests.strategies import cluster_of
 
 
 def outlook(scale: float = 1.0, **more) -> Outlook:
-    compute, network = np.array([1.0, 2.0, 1.0]) * scale / 4, np.array([1.0, 2.0, 1.0]) * scale / 4
-    base = Outlook(
-        total=scale,
-        bound=0.9 * scale,
-        parts={"gate": 0.25 * scale, "dispatch": 0.75 * scale},
-        compute=compute,
-        network=network,
-        resources=("GPU 0 · A", "GPU 1 · B", "GPU 2 · B"),
-        layers=np.array([0.25, 0.75]) * scale,
-    )
-    return replace(base, **more)
+    parts = {"gate": 0.25 * scale, "dispatch": 0.75 * scale}
+    usual = {"parts": parts, "resources": ("GPU 0 · A", "GPU 1 · B", "GPU 2 · B"), "layers": np.array([0.25, 0.75]) * scale}
+    busy = {stream: np.array([1.0, 2.0, 1.0]) * scale / 4 for stream in ("compute", "network")}
+    return Outlook(**{"total": scale, "bound": 0.9 * scale} | usual | busy | more)
 
 
 def test_totals_before_and_after() -> None:
@@ -58,22 +51,6 @@ def test_totals_before_and_after() -> None:
     assert "changed: network 2×" in figure.layout.xaxis.title.text
 
 
-def test_the_legend_of_totals_has_room_below_the_axis_on_as_many_lines_as_a_narrow_window_takes() -> None:
-    parts = dict.fromkeys(("gate", "dispatch", "ffn", "combine", "aggregate"), 0.2)
-    figure = live.totals([Case("Aurora", outlook(parts=parts), None)], "")
-    legend = figure.layout.legend
-    assert (legend.xref, legend.yref, legend.y, legend.yanchor) == ("container", "container", 0, "bottom")
-    lines = 3  # of five parts and the bound, two a line
-    assert figure.layout.margin.b >= 19 * lines + 45 and figure.layout.height - figure.layout.margin.b > 60
-
-
-def test_names_too_long_for_a_legend_keep_both_ends() -> None:
-    name = "Linear placement of experts · on alpha-code"
-    figure = live.per_layer([Case("Aurora", outlook(), None), Case(name, outlook(2), None)])
-    shown = figure.data[-1].name
-    assert len(shown) == live.NAME and shown.startswith("Linear place") and shown.endswith("alpha-code")
-
-
 @pytest.mark.parametrize(
     "after, other, sentence",
     [
@@ -87,8 +64,7 @@ def test_findings(after: float | None, other: float | None, sentence: str) -> No
     cases += [Case("Rival (R)", outlook(other), None)] if other else []
     assert live.finding(cases) == sentence
     bound = [
-        Case(case.name, *(outlook and replace(outlook, simulated=False) for outlook in (case.before, case.after)))
-        for case in cases
+        Case(case.name, *(part and replace(part, simulated=False) for part in (case.before, case.after))) for case in cases
     ]
     assert live.finding(bound) == sentence.replace("Aurora takes", "Aurora takes at least")
 
@@ -102,6 +78,15 @@ def test_the_busiest_gpu_is_marked_and_a_bound_is_called_one() -> None:
     now = next(trace for trace in figure.data if trace.name == "now")
     assert np.allclose(now.y, [0.5, 1, 0.5])
     assert live.per_gpu(Case("A", outlook(), None), overlaps=True).layout.barmode == "group"
+
+
+def test_lines_of_layers_name_the_longest_and_long_names_keep_both_ends() -> None:
+    rival = "Linear placement of experts · on alpha-code"
+    figure = live.per_layer([Case("Aurora", outlook(), outlook(0.5)), Case(rival, outlook(2), outlook(1))])
+    assert figure.layout.title.text.startswith("Layer 1 is slowest: 375 ms, 1.5× mean")
+    now, aurora, shown = (trace.name for trace in figure.data)
+    assert (now, aurora, len(shown)) == ("now", "Aurora", live.NAME)
+    assert shown.startswith("Linear place") and shown.endswith("alpha-code")
 
 
 @pytest.mark.parametrize(
@@ -129,18 +114,8 @@ def test_kinds_of_a_step_are_outlined_as_they_are_now() -> None:
     assert len(live.per_kind(Case("Lancet", now, None)).data) == 1
 
 
-def test_layers_name_the_longest() -> None:
-    figure = live.per_layer([Case("Aurora", outlook(), outlook(0.5)), Case("Rival", outlook(2), outlook(1))])
-    assert figure.layout.title.text.startswith("Layer 1 is slowest: 375 ms, 1.5× mean")
-    assert [trace.name for trace in figure.data] == ["now", "Aurora", "Rival"]
-
-
 def test_a_tornado_has_the_widest_on_top() -> None:
-    points = [
-        SensitivityPoint("latency", 1.0, 1.0),
-        SensitivityPoint("network", 1.5, 0.8),
-        SensitivityPoint("tokens", 0.9, 1.1),
-    ]
+    points = [SensitivityPoint(*point) for point in (("latency", 1.0, 1.0), ("network", 1.5, 0.8), ("tokens", 0.9, 1.1))]
     figure = study_charts.tornado(points, 1.0, 0.25)
     assert figure.layout.title.text == "Network counts most: 25 % more saves 20 % of the time; latency does not matter"
     assert list(figure.layout.yaxis.ticktext) == ["network", "tokens", "latency"]
@@ -150,13 +125,8 @@ def test_a_tornado_has_the_widest_on_top() -> None:
 
 
 def test_a_curve_finds_what_keeping_a_plan_costs() -> None:
-    points = [
-        CurvePoint("Aurora", 1.0, 1.0),
-        CurvePoint("Rival (R)", 1.0, 2.0),
-        CurvePoint("Aurora", 4.0, 0.6),
-        CurvePoint("Rival (R)", 4.0, 0.5),
-        CurvePoint("Aurora", 8.0, None),
-    ]
+    times = {"Aurora": {1.0: 1.0, 4.0: 0.6, 8.0: None}, "Rival (R)": {1.0: 2.0, 4.0: 0.5}}
+    points = [CurvePoint(name, value, time) for name, of_value in times.items() for value, time in of_value.items()]
     figure = study_charts.curve(points, "network", ["Aurora", "Rival (R)"])
     assert figure.layout.title.text == "Rival is faster at 4×"
     assert figure.layout.xaxis.type == "log" and list(figure.data[0].x) == [1, 4]
@@ -164,7 +134,7 @@ def test_a_curve_finds_what_keeping_a_plan_costs() -> None:
     assert study_charts.curve(anew, "network", ["Aurora", "Rival (R)"]).layout.title.text == (
         "Keeping Aurora costs at most 20 % (at 4×)"
     )
-    ahead = study_charts.curve(points[:2], "noise", ["Aurora", "Rival (R)"], complete=False)
+    ahead = study_charts.curve([points[0], points[3]], "noise", ["Aurora", "Rival (R)"], complete=False)
     assert ahead.layout.title.text == "So far: Rival takes 2× as long as Aurora" and ahead.layout.xaxis.type == "linear"
 
 
@@ -198,16 +168,15 @@ def test_capacity_marks_the_smallest_that_meets_the_target() -> None:
     assert list(figure.data[0].marker.symbol) == ["circle-open", "circle"]
     assert next(trace for trace in figure.data if trace.name == "cannot be planned").x == (4,)
     assert next(trace for trace in figure.data if trace.name.startswith("lower bound")).x == (8, 12)
-    so_far = study_charts.capacity(points[:2], 1.5, PART, False).layout.title.text
-    assert so_far == "So far: up to 8 × H100 miss the target"
-    assert "the best, 8 × H100" in study_charts.capacity(points[:2], 1.5, PART).layout.title.text
-    many, two = (
-        cluster_of(*(gpu(kind) for kind in kinds)).nodes
-        for kinds in (("H100", "L40S", "L40S", "A100-80"), ("H100", "L40S", "L40S", "L40S"))
-    )
-    assert "12 GPUs of 3 types are enough" in study_charts.capacity(points, 1.5, many).layout.title.text
-    assert study_charts.capacity(points, 1.5, two).layout.title.text.startswith("3 × H100 + 9 × L40S are enough")
-    assert study_charts.capacity(points[:1], 1.5, PART).layout.title.text == "No size could be planned for"
+    many, two = (cluster_of(*map(gpu, ("H100", "L40S", "L40S", last))).nodes for last in ("A100-80", "L40S"))
+    for shown, part, complete, title in (
+        (points[:2], PART, False, "So far: up to 8 × H100 miss the target"),
+        (points[:2], PART, True, "the best, 8 × H100"),
+        (points, many, True, "12 GPUs of 3 types are enough"),
+        (points, two, True, "3 × H100 + 9 × L40S are enough"),
+        (points[:1], PART, True, "No size could be planned for"),
+    ):
+        assert title in study_charts.capacity(shown, 1.5, part, complete).layout.title.text
 
 
 def test_time_against_cost_is_a_front_of_sizes_that_pay() -> None:
@@ -224,18 +193,14 @@ def test_time_against_cost_is_a_front_of_sizes_that_pay() -> None:
     assert " ".join(table["Cost per hour"]) == "10 20 30 40"
 
 
-def test_popularity_is_by_rank_or_by_expert() -> None:
+def test_popularity_is_by_rank_or_by_expert_and_steps_are_each_on_their_own() -> None:
     load = np.array([[1.0, 3.0], [3.0, 1.0], [1.0, 3.0]])
-    figure = sweep_charts.popularity(load)
-    assert list(figure.data[0].y) == [75, 25] and list(figure.data[0].x) == [1, 2]
-    assert "1.5× the mean" in figure.layout.title.text
-    figure = sweep_charts.popularity(load, ranked=False)
-    assert list(figure.data[0].y) == pytest.approx([125 / 3, 175 / 3]) and list(figure.data[0].x) == [0, 1]
-
-
-def test_steps_are_each_on_their_own() -> None:
-    figure = sweep_charts.steps(np.array([[6.0, 2.0], [0.0, 0.0], [1.0, 3.0]]))
-    assert figure.data[0].z.tolist() == [[75, 25], [0, 0], [25, 75]] and "1.5× the mean" in figure.layout.title.text
+    by_rank, by_expert = (sweep_charts.popularity(load, ranked=ranked).data[0] for ranked in (True, False))
+    assert list(by_rank.y) == [75, 25] and list(by_rank.x) == [1, 2]
+    assert list(by_expert.y) == pytest.approx([125 / 3, 175 / 3]) and list(by_expert.x) == [0, 1]
+    steps = sweep_charts.steps(np.array([[6.0, 2.0], [0.0, 0.0], [1.0, 3.0]]))
+    assert steps.data[0].z.tolist() == [[75, 25], [0, 0], [25, 75]]
+    assert all("1.5× the mean" in figure.layout.title.text for figure in (steps, sweep_charts.popularity(load)))
 
 
 @pytest.mark.parametrize(
@@ -279,33 +244,23 @@ def said(figure) -> list[str]:
 
 
 def test_the_title_states_the_best_value_and_what_the_worst_costs() -> None:
-    assert sweep_charts.title(MICRO, "micro_op") == "30 MB micro-ops are best: 93.6 ms; 10 MB cost 6.8 % more"
+    best = "30 MB micro-ops are best: 93.6 ms"
+    for kind, points, said in (
+        ("micro_op", MICRO, f"{best}; 10 MB cost 6.8 % more"),
+        ("micro_op", [*MICRO, point(None, 0.089, "fair sharing")], f"{best}, but 89 ms with fair sharing"),
+        ("degree", [point(1, 0.12), point(2, 0.1), point(3, 0.1)], "Degrees 2 to 3 are best: 100 ms; 1 costs 20 % more"),
+        ("range", [point(0, 0.12), point(8, 0.1)], "Ranges up to 8 operators are best: 100 ms; none costs 20 % more"),
+        ("range", [point(0, 0.1), point(8, 0.12)], "No partition is best: 100 ms; ranges up to 8 cost 20 % more"),
+        ("degree", [point(2, 0.1), point(4, 0.1)], "Every value takes 100 ms"),
+        ("degree", [point(2, 0.1)], "Degree 2 is best: 100 ms"),
+        ("degree", [], "No points yet"),
+        ("degree", [point(None, 1.0)], "No points yet"),
+    ):
+        assert sweep_charts.title(points, kind) == said
     assert sweep_charts.title(MICRO[:2], "micro_op", complete=False).startswith("So far: 30 MB micro-ops are best")
-    degrees = [point(1, 0.12), point(2, 0.1), point(3, 0.1)]
-    assert sweep_charts.title(degrees, "degree") == "Degrees 2 to 3 are best: 100 ms; 1 costs 20 % more"
-    ranges = [point(0, 0.12), point(8, 0.1)]
-    assert sweep_charts.title(ranges, "range") == "Ranges up to 8 operators are best: 100 ms; none costs 20 % more"
-    assert sweep_charts.title([point(0, 0.1), point(8, 0.12)], "range") == (
-        "No partition is best: 100 ms; ranges up to 8 cost 20 % more"
-    )
-    assert sweep_charts.title([point(2, 0.1), point(4, 0.1)], "degree") == "Every value takes 100 ms"
-    assert sweep_charts.title([point(2, 0.1)], "degree") == "Degree 2 is best: 100 ms"
-    assert sweep_charts.title([], "degree") == sweep_charts.title([point(None, 1.0)], "degree") == "No points yet"
-
-
-def test_a_reference_that_beats_every_value_is_said() -> None:
-    rival, slower = point(None, 0.089, "fair sharing"), point(None, 0.12, "naive")
-    said = "30 MB micro-ops are best: 93.6 ms, but 89 ms with fair sharing"
-    assert sweep_charts.title([*MICRO, rival], "micro_op") == said
-    assert "naive" not in sweep_charts.title([*MICRO, slower], "micro_op")
-
-
-def test_the_forward_pass_has_a_finding_of_its_own() -> None:
-    points = [point(0, 0.1, forward=0.04), point(8, 0.11, forward=0.02)]
-    figure = sweep_charts.times(points, "range", "forward")
-    assert figure.layout.title.text == "Ranges up to 8 operators are best: 20 ms; none costs 100 % more"
-    assert list(trace(figure, "one").y) == pytest.approx([40, 20])
-    assert not any("bound" in text for text in said(figure)), "the bound is that of the whole step"
+    forward = sweep_charts.times([point(0, 0.1, forward=0.04), point(8, 0.11, forward=0.02)], "range", "forward")
+    assert forward.layout.title.text == "Ranges up to 8 operators are best: 20 ms; none costs 100 % more"
+    assert list(trace(forward, "one").y) == pytest.approx([40, 20])
 
 
 def test_every_series_is_a_line_and_the_best_point_is_marked() -> None:
@@ -323,11 +278,8 @@ def test_every_series_is_a_line_and_the_best_point_is_marked() -> None:
 def test_names_of_references_stand_away_from_the_best_point_and_join_where_lines_do() -> None:
     references = [point(None, 0.0889, "fair"), point(None, 0.0893, "fixed"), point(None, 0.117, "naive")]
     figure = sweep_charts.times([*MICRO, *references], "micro_op")
-    together, alone = (
-        next(note for note in figure.layout.annotations if name in (note.text or "")) for name in ("fair", "naive")
-    )
-    assert together.text == "fair, 88.9 ms · fixed, 89.3 ms" and together.yanchor == "top"
-    assert alone.text == "naive, 117 ms" and alone.yanchor == "bottom"
+    names = {note.text: note.yanchor for note in figure.layout.annotations if note.text}
+    assert names["fair, 88.9 ms · fixed, 89.3 ms"] == "top" and names["naive, 117 ms"] == "bottom"
     assert len([shape for shape in figure.layout.shapes if shape.type == "line"]) == 3
 
 

@@ -1,17 +1,286 @@
-"""The What-if page of a training step in every state it can be met in, without a browser: sliders, sweeps, sensitivity."""
+"""The What-if page in every state it can be met in, without a browser: sliders, studies, a synthetic recording, sweeps."""
+
+from types import SimpleNamespace
 
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from app.what_if import sweeps
-from engine.catalogue import cluster_presets, model_presets
+from app.tables import as_csv
+from app.what_if import capacity, studies, sweeps
+from engine.catalogue import cluster_presets
+from engine.compare.capacity import CapacityPoint
+from engine.compare.contention import CONTENTIONS
+from engine.compare.what_if import Change, changed
 from engine.errors import InputError
 from engine.jobs import runner
+from engine.simulate import simulate
+from engine.store.problems import problem_arguments
 from engine.training import TrainingStep
-from tests.cases.pages import button, complaints, offered_plans, pick, press, run_the_job, said, studio, titles, visit
+from engine.units import seconds
+from tests.cases.pages import (
+    button,
+    complaints,
+    field,
+    metrics,
+    offered_plans,
+    open_sample,
+    pick,
+    press,
+    put,
+    run_the_job,
+    said,
+    studio,
+    titles,
+    visit,
+)
+from tests.cases.problems import small
+from tests.cases.samples import linear_plan
+from tests.cases.sessions import open_plan, open_recording
 from tests.strategies import cluster_of, make_gpu, make_model
 
 pytestmark = pytest.mark.usefixtures("warm_python")
+
+
+@pytest.fixture
+def page(app: AppTest) -> AppTest:
+    """A small recording on four mixed GPUs; no plan."""
+    problem = small()
+    open_recording(app, problem.workload, alone=True)
+    app.session_state["model"], app.session_state["cluster"] = problem.model, problem.cluster
+    return visit(app, "what_if")
+
+
+def finish(page: AppTest, kind: str, label: str) -> runner.Job:
+    """Run a study to its end; its result stands on the page without an error."""
+    job = run_the_job(page, label, kind)
+    assert not page.error
+    return job
+
+
+def test_the_sample_without_a_plan(app: AppTest) -> None:
+    visit(open_sample(app), "what_if")
+    assert len(titles(app, "what-if")) == 3 and titles(app, "what-if-totals")[0].startswith("Linear placement takes")
+    assert "No plan is open" in said(app.caption)
+    assert button(app, "Reset all sliders").disabled and button(app, "Replan for this change").disabled
+
+
+def test_a_slider_shows_what_the_engine_says(page: AppTest) -> None:
+    problem = small()
+    assert [slider.label for slider in page.select_slider] == [
+        *("Network bandwidth", "Computation speed", "Latency", "Contention", "Tokens", "Model width")
+    ]
+    page.select_slider(key="what-if-network").set_value(2.0).run()
+    page.slider(key="what-if-noise").set_value(30).run()
+    page.selectbox(key="what-if-dtype").set_value("fp8").run()
+    assert not page.exception and not page.error
+    plan, change = linear_plan(problem), Change(network=2, noise=0.3, dtype="fp8")
+    now, then = simulate(plan, problem).total, simulate(plan, changed(problem, change)).total
+    assert titles(page, "what-if-totals") == [f"Linear placement takes {seconds(then)} instead of {seconds(now)}"]
+    later = visit(studio(session=page.session_state["token"]).run(), "what_if")
+    for tab in (page, later):
+        assert titles(tab, "what-if-totals") == [f"Linear placement takes {seconds(then)} instead of {seconds(now)}"]
+        press(tab, "Reset all sliders")
+        assert titles(tab, "what-if-totals") == [f"Linear placement takes {seconds(now)}"]
+        visit(tab, "timeline")
+        visit(tab, "what_if")
+        # A widget of the same key would still show its old position in the browser.
+        assert tab.slider(key="what-if-noise-1").value == 0
+
+
+def test_a_plan_for_a_change_opens_beside_and_a_change_that_cannot_be_is_answered(page: AppTest) -> None:
+    page.select_slider(key="what-if-network").set_value(0.25).run()
+    job = finish(page, "replan", "Replan for this change")
+    assert job.request.arguments["system"] == "aurora"
+    press(page, "Open the new plan")
+    assert page.session_state["plan"] == job.result["candidates"][0]["point"]["plan_id"]
+    assert any("Aurora, network 0" in name for name in offered_plans(page))
+    assert len(titles(page, "what-if")) == 3
+    tight = make_gpu(memory=2.5 * 3 * small().model.bytes_per_expert / 0.9)
+    page.session_state["plan"], page.session_state["cluster"] = None, cluster_of(*(tight for _ in range(4)))
+    assert not page.run().error
+    page.select_slider(key="what-if-width").set_value(16.0).run()
+    assert "This change cannot be" in page.error[0].value and "add GPUs" in page.error[0].value
+    assert len(titles(page, "what-if")) == 3 and not page.exception
+
+
+def test_earlier_searches_for_the_same_target_are_told_and_a_damaged_one_is_not(monkeypatch) -> None:
+    """Only searches with other parts and for the open problem count."""
+    problem, target = small(), 2.0
+    about = problem_arguments(problem)
+
+    def job(id: str, title: str, total: float, **more) -> SimpleNamespace:
+        request = SimpleNamespace(kind="capacity", arguments=about | {"title": title, "target": target} | more)
+        return SimpleNamespace(id=id, request=request, result=SimpleNamespace(points=[CapacityPoint(2, 8, total)]))
+
+    past = [job("now", "4 × A", 1.0), job("other parts", "8 × B", 1.5), job("before that", "8 × B", 1.0)]
+    past += [job("misses", "2 × C", 3.0), job("other target", "2 × D", 1.0, target=1.0)]
+    past += [job("other model", "2 × E", 1.0, model=None), job("damaged", "2 × F", 1.0)]
+
+    def result_of(job: SimpleNamespace) -> SimpleNamespace:
+        if job.id == "damaged":
+            raise InputError("it is damaged")
+        return job.result
+
+    monkeypatch.setattr(capacity.state, "study_jobs", list)
+    monkeypatch.setattr(capacity.cached, "jobs", lambda _: past)
+    monkeypatch.setattr(capacity.cached, "result_of", result_of)
+    result = SimpleNamespace(title="4 × A", target=target)
+    assert capacity._answers_of_other_parts(problem, result, {}) == ["Earlier search, 8 × B: 8 GPUs meet this target (1.5 s)."]
+    nodes = problem.cluster.nodes
+    monkeypatch.setattr(capacity, "parts_of", lambda _: {"8 × B": nodes[:1]})
+    paid = capacity._answers_of_other_parts(problem, result, {gpu.type: 4.0 for gpu in nodes[0].gpus})
+    assert paid == [f"Earlier search, 8 × B: 8 GPUs meet this target (1.5 s, cost {8 * len(nodes[0].gpus)} per hour)."]
+
+
+def test_one_slider_is_swept_beside_plans_made_anew_and_contention_is_slid_swept_and_studied(page: AppTest) -> None:
+    opened = open_plan(page, "aurora-printed", {})  # its own system plans anew, which is quick
+    page.run()
+    assert "No sweep yet" in page.info[0].value
+    page.selectbox(key="what-if-field").set_value("latency").run()
+    job = finish(page, "curve", "Run the sweep")
+    assert len(job.result["points"]) == job.result["of"] == 8 * 2
+    assert titles(page, "what-if-curve")[0].startswith(f"Keeping {opened.name} costs at most")
+    put(page, plan=None, plan_jobs=[])
+    page.checkbox(key="what-if-anew").uncheck().run()
+    for swept, values in (("noise", [0, 0.15, 0.3, 0.45, 0.6, 0.75]), ("contention", list(CONTENTIONS))):
+        page.selectbox(key="what-if-field").set_value(swept).run()
+        job = finish(page, "curve", "Run the sweep")
+        assert [point["value"] for point in job.result["points"]] == values
+
+    problem = small()
+    plan = linear_plan(problem)
+    page.select_slider(key="what-if-contention").set_value(0.5).run()
+    then = simulate(plan, changed(problem, Change(contention=0.5))).total
+    assert then > simulate(plan, problem).total
+    assert f"takes {seconds(then)} instead of" in titles(page, "what-if-totals")[0]
+    assert "makes bytes there take 50 % longer" in said(page.caption)
+    press(page, "Reset all sliders")
+    assert page.select_slider(key="what-if-contention-1").value == 0
+    pick(page, "what-if-study", "contention")
+    job = finish(page, "contention", "Run the contention study")
+    assert 0.2 < job.result["pays_from"] < 0.5
+    assert titles(page, "what-if-pays")[0].startswith("Ordering pays from 35.2 % contention on")
+    assert "can save more than" in said(page.caption)
+
+
+def test_studies_fill_in_and_are_told_from_those_of_something_else(page: AppTest) -> None:
+    pick(page, "what-if-study", "sensitivity")
+    finish(page, "sensitivity", "Run the sensitivity study")
+    assert "counts most" in titles(page, "what-if-tornado")[0]
+    put(page, cluster=cluster_of(*(make_gpu() for _ in range(4))))
+    assert not titles(page, "what-if-tornado") and "another plan" in page.info[0].value
+    page.session_state["cluster"] = small().cluster
+
+    pick(page, "what-if-study", "imprecision")
+    page.text_input(key="what-if-levels").set_value("0, many").run()
+    assert "is no list of percentages" in page.error[0].value.replace("\\", "")
+    assert button(page, "Run the imprecision study").disabled
+    page.text_input(key="what-if-levels").set_value("0, 75").run()
+    page.number_input(key="what-if-seeds").set_value(2).run()
+    page.number_input(key="what-if-limit").set_value(0.5).run()
+    job = finish(page, "imprecision", "Run the imprecision study")
+    assert len(job.result["points"]) == 4 * (1 + 2)
+    assert "At 75 % noise" in titles(page, "what-if-imprecise")[0] and titles(page, "what-if-speed-ups")
+
+    pick(page, "what-if-study", "capacity")
+    sizes = field(page, "Sizes, GPUs")
+    assert sizes.value, "a ladder around the open cluster"
+    sizes.set_value([1, 2]).run()
+    page.selectbox(key="what-if-system").set_value("linear").run()
+    finish(page, "capacity", "Find the number of GPUs")
+    assert page.dataframe[0].value["GPUs"].tolist() == ["4", "8"]
+    buttons = [button for button in page.button if button.label.startswith("Open the cluster of")]
+    assert bool(buttons) == ("are enough" in titles(page, "what-if-capacity")[0])
+    for button_of_cluster in buttons:
+        press(page, button_of_cluster.label)
+        assert len(page.session_state["cluster"].gpus) == 8
+
+
+def test_a_synthetic_workload_is_previewed_opened_and_called_so_and_suits_a_model_without_a_recording(page: AppTest) -> None:
+    pick(page, "what-if-study", "synthetic")
+    flat = float(metrics(page)["Worst skew"].removesuffix("×"))
+    page.slider(key="synthetic-skew").set_value(2.0).run()
+    page.slider(key="synthetic-affinity").set_value(100).run()
+    assert float(metrics(page)["Worst skew"].removesuffix("×")) > flat
+    assert metrics(page)["Kept, with followers together"] == "100 %"
+    assert not press(page, "Open it").error
+    name = "synthetic, skew 2, affinity 1, 16,384 tokens"
+    assert page.session_state["workloads"][page.session_state["workload"]] == name
+    assert page.toast and "not recorded" in page.toast[0].value
+    put(page, model=make_model(2, 4, 2))
+    assert "does not fit" in page.error[0].value and not titles(page, "what-if") and not page.exception
+    assert not press(page, "Open it").error and len(titles(page, "what-if")) == 3
+    assert "tokens" in page.session_state["workloads"][page.session_state["workload"]]
+
+
+def test_a_traffic_matrix_has_no_larger_cluster(sample: AppTest) -> None:
+    visit(press(visit(sample, "workload"), "Traffic 8 × 8"), "what_if")
+    assert len(titles(sample, "what-if")) == 3, "and sliders work on it"
+    sample.slider(key="what-if-noise").set_value(50).run()
+    assert not sample.error and not sample.exception
+    pick(sample, "what-if-study", "capacity")
+    assert "fixed number of GPUs" in sample.info[0].value
+
+
+def test_two_models(page: AppTest) -> None:
+    problem = small()
+    put(page, second=problem.workload.digest, model_of={problem.workload.digest: problem.model})
+    page.select_slider(key="what-if-network").set_value(4.0).run()
+    assert "instead of" in titles(page, "what-if-totals")[0] and not page.error and not page.exception
+
+
+def searched(*points: tuple) -> str:
+    """The words on a search. points: GPUs, time or None, bound."""
+    result = SimpleNamespace(title="1 × H100", system="aurora", cost_source="test")
+
+    def point(gpus: int, total: float | None, bound: float = 0.5) -> CapacityPoint:
+        known = (total, bound, "placement and order") if total else (None, None, "", "no room")
+        return CapacityPoint(gpus, gpus, *known)
+
+    return capacity.honestly([point(*known) for known in points], 2.0, result, True)
+
+
+def test_what_a_search_has_shown_is_said_and_no_more() -> None:
+    text = searched((1, None), (2, 3.0, 2.5), (3, 1.0), (4, 2.5))
+    assert text.startswith("Built from 1 × H100, planned by Aurora")
+    assert "No smaller size can meet it" in text and "with 4 GPUs the target is missed again" in text
+    text = searched((1, 3.0, 1.5), (2, 3.0), (3, 1.0), (4, 1.0))
+    assert "No plan found for 1 or 2 GPUs meets it; a better plan might." in text
+    assert "The larger sizes tried also meet it; beyond 4 GPUs nothing was tried." in text
+    text = searched((1, 3.0, 2.5), (3, 1.0))
+    assert "No smaller size tried can meet it" in text and "not tried: 2 GPUs" in text
+    assert "larger sizes" not in text and "Beyond 3 GPUs nothing was tried." in text
+    assert "were not tried" in searched((1, 3.0)) and "No smaller" not in searched((1, 3.0))
+
+
+def test_bounds_of_two_scopes_have_names_of_their_own_and_the_file_has_the_table() -> None:
+    """A size's own bound above the target rules out no other placement, and no column says so."""
+    points = [
+        CapacityPoint(1, 4, refused="=no room"),
+        CapacityPoint(2, 8, 3.0123456789, 2.5, "order"),
+        CapacityPoint(3, 12, 2.5, 2.2, "placement and order"),
+        CapacityPoint(4, 16, 1.0, 1.0, "order"),
+    ]
+    table = capacity.as_text(points, 2.0)
+    assert list(table.columns) == [*("GPUs", "Time, s", "Bound for this placement, s", "Bound for any placement, s", "Result")]
+    assert table["Bound for this placement, s"].tolist() == ["—", "2.5", "—", "1"]
+    assert table["Bound for any placement, s"].tolist() == ["—", "—", "2.2", "—"]
+    assert "might" in table["Result"][1] and table["Result"][2].startswith("cannot")
+    assert "Bound for any placement, s" not in capacity.as_text(points[:2], 2.0).columns
+
+    result = SimpleNamespace(title="=4 × H100", system="aurora", target=2.0)
+    lines = as_csv(capacity.to_download(points, result, {"H100": 2.5}, 10.0)).splitlines()
+    assert lines[0] == (
+        'Built from,System,GPUs,"Target, ms","Time, ms","Bound for this placement, ms","Bound for any placement, ms",'
+        "Price per H100-hour,Cost per hour,Result"
+    )
+    assert lines[1].startswith("'=4 × H100,") and lines[1].endswith("'=no room")
+    assert ",8,2000.0,3012.35,2500.0,,2.5,20.0," in lines[2]
+    assert "Cost" not in as_csv(capacity.to_download(points, result, {"H100": None}, None))
+
+
+# A training step.
+
 
 STEP = TrainingStep(batch=8, sequence_length=16, heads=4, dense_d_ff=96, vocabulary=2000)
 
@@ -32,18 +301,11 @@ def open_step(app: AppTest, **more) -> None:
     app.session_state["steps"] = {app.session_state["model"].digest: step}
 
 
-def run(app: AppTest, kind: str, values: str) -> runner.Job:
+def sweep(app: AppTest, kind: str, values: str) -> runner.Job:
     """Sweep some values to the end."""
     pick(app, "sweep-kind", kind)
     app.text_input[0].set_value(values).run()
     return run_the_job(app, "Run the sweep", "sweep")
-
-
-def test_a_step_that_does_not_fit_is_answered(sample: AppTest) -> None:
-    sample.session_state["model"] = model_presets()["Mixtral-8x7B"].model
-    open_step(sample, routing="recorded")
-    visit(sample, "what_if")
-    assert "does not fit the recording" in sample.error[0].value.replace("\\", "")
 
 
 def test_before_anything_was_swept(training: AppTest) -> None:
@@ -57,24 +319,22 @@ def test_before_anything_was_swept(training: AppTest) -> None:
 
 
 def test_sweeps_of_all_kinds_and_a_plan_to_open(training: AppTest) -> None:
-    run(training, "micro_op", "0.1, 1")
+    sweep(training, "micro_op", "0.1, 1")
     assert len(titles(training, "sweep-")) == 2 and "micro-ops" in titles(training, "sweep-")[0]
     table = training.dataframe[0].value
     assert table.iloc[:, 0].tolist() == ["0.1", "1", "reference", "reference", "reference"]
     assert {"All-reduces", "Experts on a GPU"} <= set(table.columns)
 
-    run(training, "range", "0, 4, 99")
+    sweep(training, "range", "0, 4, 99")
     whole = titles(training, "sweep-")[0]
     pick(training, "sweep-what-range", "forward")
     assert titles(training, "sweep-")[0] != whole and "Ranges up to" in titles(training, "sweep-")[0]
 
-    job = run(training, "degree", "1-3")
+    job = sweep(training, "degree", "1-3")
     assert len(training.dataframe[0].value) == 7
-    best = min(
-        (candidate["point"] for candidate in job.result["candidates"] if candidate["point"]["value"]),
-        key=lambda point: point["forward"],
-    )
-    assert any(f"This plan: degree {best['value']:.0f}" in caption.value.replace("\\", "") for caption in training.caption)
+    points = [candidate["point"] for candidate in job.result["candidates"]]
+    best = min((point for point in points if point["value"]), key=lambda point: point["forward"])
+    assert f"This plan: degree {best['value']:.0f}" in said(training.caption)
     press(training, "Open this plan")
     assert training.session_state["plan"] == best["plan_id"]
     assert button(training, "Open this plan").disabled
@@ -93,7 +353,7 @@ def test_sweeps_of_all_kinds_and_a_plan_to_open(training: AppTest) -> None:
 def test_sliders_and_sensitivity_of_a_step(training: AppTest) -> None:
     assert not titles(training, "what-if"), "no plan is open"
     assert "Once a plan is open" in said(training.caption) and not training.select_slider
-    run(training, "degree", "1, 2")
+    sweep(training, "degree", "1, 2")
     press(training, "Open this plan")
     assert len(titles(training, "what-if-totals")) == len(titles(training, "what-if-kinds")) == 1
     assert not titles(training, "what-if-gpus"), "all GPUs do the same"
@@ -108,29 +368,25 @@ def test_sliders_and_sensitivity_of_a_step(training: AppTest) -> None:
 
 
 def test_a_sweep_of_something_else_is_not_shown_as_if_it_were_of_this(training: AppTest) -> None:
-    run(training, "degree", "1, 2")
+    sweep(training, "degree", "1, 2")
     open_step(training, batch=4)
     training.run()
     assert not titles(training, "sweep-") and "another training step" in training.info[0].value
     open_step(training)
     training.run()
     assert len(titles(training, "sweep-")) == 2
-    training.session_state["cluster"] = cluster_presets()["hgx-h100-8"].cluster
-    training.run()
+    put(training, cluster=cluster_presets()["hgx-h100-8"].cluster)
     assert not titles(training, "sweep-") and not training.exception
 
 
-WRONG = {
-    "": "give at least one value",
-    "0": "0 is not between 1 and 16",
-    "1e9": "is not between 1 and 16",
-    "two": "'two' is not a number",
-}
-
-
 def test_wrong_values_are_answered_before_anything_starts(training: AppTest) -> None:
-    cases = [*(("degree", *case) for case in WRONG.items()), ("micro_op", "nan", "nan is not between")]
-    for kind, text, reason in [*cases, ("range", "1-500", "500 values are too many")]:
+    for kind, text, reason in (
+        ("degree", "", "give at least one value"),
+        ("degree", "0", "0 is not between 1 and 16"),
+        ("degree", "two", "'two' is not a number"),
+        ("micro_op", "nan", "nan is not between"),
+        ("range", "1-500", "500 values are too many"),
+    ):
         pick(training, "sweep-kind", kind)
         training.text_input[0].set_value(text).run()
         assert reason in complaints(training)[0] and not training.exception
@@ -142,7 +398,11 @@ def test_wrong_values_are_answered_before_anything_starts(training: AppTest) -> 
     assert "at least one order" in complaints(training)[0] and button(training, "Run the sweep").disabled
 
 
-def test_values_may_be_typed_in_many_ways() -> None:
+def test_values_and_percentages_may_be_typed_in_many_ways() -> None:
+    assert studies.levels_of("0, 25 %; 75%") == [0, 0.25, 0.75]
+    for text in ("", "200", "-5", "a"):
+        with pytest.raises(InputError):
+            studies.levels_of(text)
     assert sweeps.values_of("10,20; 30  40,", "micro_op") == [10, 20, 30, 40]
     assert sweeps.values_of("1-4, 8", "degree") == [1, 2, 3, 4, 8]
     assert sweeps.values_of("0.5", "micro_op") == [0.5]

@@ -25,6 +25,13 @@ def run(app: AppTest) -> AppTest:
     return app
 
 
+def put(app: AppTest, **values) -> AppTest:
+    """Put values into the session and run the page."""
+    for name, value in values.items():
+        app.session_state[name] = value
+    return run(app)
+
+
 def visit(app: AppTest, page: str) -> AppTest:
     """Go to a page and run it."""
     return run(app.switch_page(f"../pages/{page}.py"))
