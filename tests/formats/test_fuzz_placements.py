@@ -1,10 +1,7 @@
 """Plan files that are nearly right: each gives a placement or one clear line."""
 
-import io
 import json
-import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +13,7 @@ from tests.cases import mutations
 from tests.cases import plan_files as golden
 from tests.cases.fuzzing import answer_or_one_line, any_input
 from tests.cases.mutations import changed_text, damaged, json_texts, mutated
-from tests.cases.plan_files import PLAN, TINY, saved_tensors
+from tests.cases.plan_files import PLAN, TINY, saved_tensors, with_pickle
 
 JSON = {
     "sglang": golden.SGLANG,
@@ -65,16 +62,6 @@ def _torch_file(draw: st.DrawFn) -> bytes:
         case "pickle":
             return with_pickle(data, lambda pickled: draw(damaged(pickled)))
     return data
-
-
-def with_pickle(data: bytes, change: Any) -> bytes:
-    """The archive with its `data.pkl` changed and all checksums right."""
-    file = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(file, "w") as new:
-        for member in old.infolist():
-            content = old.read(member)
-            new.writestr(member.filename, change(content) if member.filename.endswith("data.pkl") else content)
-    return file.getvalue()
 
 
 def plan_files(reader: str) -> st.SearchStrategy[bytes]:

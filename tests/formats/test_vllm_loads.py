@@ -1,6 +1,5 @@
 """Expert loads of vLLM and vLLM-Ascend, and the routing logs of its forks."""
 
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ from engine.formats.step_spans import StepSpans
 from engine.model import MoEModel
 from tests.cases.examples import examples
 from tests.cases.files import json_lines, refused, saver
+from tests.cases.plan_files import saved_tensors, with_pickle
 from tests.cases.refusals import refusal
 from tests.cases.sglang import codes
 from tests.cases.vllm import FIRST, META, MOVED, ROUTED, ROUTED_AT, SECOND, route_meta, routes, stats
@@ -158,13 +158,9 @@ def test_other_tensors(tmp_path, tensor, parts):
 def test_other_things_that_torch_saves_and_a_damaged_structure(tmp_path):
     assert "tensor of" not in refused(saved_loads(tmp_path, {"a": torch.ones(2, 3)}))
     # An operation that no unpickler knows (found by fuzzing).
-    with zipfile.ZipFile(saved_loads(tmp_path, torch.tensor([[9, 2, 3]]))) as archive:
-        members = {name: archive.read(name) for name in archive.namelist()}
-    with zipfile.ZipFile(tmp_path / "damaged.pt", "w") as archive:
-        for name, data in members.items():
-            unknown = data.replace(b"ctorch\nLongStorage\n", b"ctorch\nLongStorage\nb")
-            archive.writestr(name, unknown if ".pkl" in name else data)
-    refused(tmp_path / "damaged.pt", "is damaged")
+    data = saved_tensors(torch.tensor([[9, 2, 3]]))
+    unknown = with_pickle(data, lambda pickled: pickled.replace(b"ctorch\nLongStorage\n", b"ctorch\nLongStorage\nb"))
+    refused(saved_text(tmp_path, unknown, "damaged.pt"), "is damaged")
 
 
 def saved_routes(folder: Path, records: list[dict], name: str = "routes-layer0.jsonl") -> Path:
