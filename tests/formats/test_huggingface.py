@@ -3,7 +3,6 @@
 import pytest
 
 from engine.formats import read_cluster, read_model, read_plan
-from engine.model import MoEModel
 from tests.cases.files import DEEPSEEK_V3, GPT_OSS, LLAMA_4, MIXTRAL, QWEN2_MOE, refused, saver
 
 written = saver("config.json")
@@ -67,11 +66,6 @@ def without(config, key):
 )
 def test_bad_models(tmp_path, config, parts):
     refused(written(tmp_path, config), *parts, read=read_model)
-
-
-def test_own_model_round_trip(tmp_path):
-    model = MoEModel(name="mine", layers=4, dense_layers=(0,), experts=8, experts_per_token=2, d_model=64, d_ff=128)
-    assert read_model(written(tmp_path, model.to_json())) == model
 
 
 @pytest.mark.parametrize("read", [read_cluster, read_plan, read_model])

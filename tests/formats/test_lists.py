@@ -52,35 +52,33 @@ def test_regular_lists_become_arrays(text, shape):
     assert as_lists(record) == json.loads(text)
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        *(b"[]", b"[[]]", b"[[1],[]]", b"[[1],[2,3]]", b"[[1],2]", b"[1,[2]]", b"[[[[1]]]]", b"[1", b"[[1]", b"[[1]]]"),
-        *(b"[01]", b"[-]", b"[--1]", b"[+1]", b"[1 2]", b"[1,]", b"[,1]", b"[1,,2]", b"[1]2", b"[[1]2]", b"[1\x0c]"),
-        *(b"[1.0]", b"[1e3]", b'["1"]', b"[true]", b"[null]", b"[NaN]", b"[-Infinity]", b"[{}]", b"[2147483648]"),
-        *(b"[" + b"9" * 5000 + b"]", b"[" * 2000, b"[1],", b"{}", b"1", b""),
-    ],
+BROKEN = (
+    *(b"[]", b"[[]]", b"[[1],[]]", b"[[1],[2,3]]", b"[[1],2]", b"[1,[2]]", b"[[[[1]]]]", b"[1", b"[[1]", b"[[1]]]"),
+    *(b"[01]", b"[-]", b"[--1]", b"[+1]", b"[1 2]", b"[1,]", b"[,1]", b"[1,,2]", b"[1]2", b"[[1]2]", b"[1\x0c]"),
+    *(b"[1.0]", b"[1e3]", b'["1"]', b"[true]", b"[null]", b"[NaN]", b"[-Infinity]", b"[{}]", b"[2147483648]"),
+    *(b"[" + b"9" * 5000 + b"]", b"[" * 2000, b"[1],", b"{}", b"1", b""),
 )
-def test_other_lists_are_left_to_the_parser(value):
-    assert loads(b'{"top_indices": %b}' % value, MANY) is None
 
 
 @pytest.mark.parametrize(
     "text",
     [
+        *(b'{"top_indices": %b}' % value for value in BROKEN),
+        *(
+            b'{"topk_weights": [%b]}' % number
+            for number in (b"1.", b".5", b"1e", b"1e+", b"0x1", b"NaN", b"", b"1.5.2", b"[[[1]]]")
+        ),
         b'{"text": "so \\"origin_rows\\": [1, 2]", "a": [3]}',
         b'{"text": "so \\"origin_rows": [1, 2]}',
         b'{"a"origin_rows": [1]}',
-        b'{"origin_rows": [1], "a": -Infinity}',
-        b'{"origin_rows": [1], "a": "-Infinity"}',
-        b'{"origin_rows": [1], "a": }',
-        b'{"origin_rows": [1], "a": "\xff"}',
-        b'{"origin_rows": [1], "a": ' + b"[" * 3000 + b"]" * 3000 + b"}",
-        b'{"origin_rows": [1], "a": [[], [], []]}',
+        *(
+            b'{"origin_rows": [1], "a": %b}' % value
+            for value in (b"-Infinity", b'"-Infinity"', b"", b'"\xff"', b"[" * 3000 + b"]" * 3000)
+        ),
     ],
 )
 def test_other_texts_are_left_to_the_parser(text):
-    assert loads(text, most_lists=3) is None
+    assert loads(text, MANY) is None
 
 
 def test_what_becomes_an_array_and_what_does_not(monkeypatch):
@@ -91,25 +89,15 @@ def test_what_becomes_an_array_and_what_does_not(monkeypatch):
     ids = np.array([[1, 2]], np.int32)
     assert array_of_lists(ids, 3) is None
     np.testing.assert_array_equal(array_of_lists(ids, 2), ids)
+    assert loads(b'{"origin_rows": [1], "a": [[], [], []]}', most_lists=3) is None
+    for weights in (b"[[0.5, 1e-3], [-0, 2.25E+10]]", b"[1, [2, [3]]]"):  # which nobody reads
+        assert loads(b'{"topk_weights": %b, "layer": 3}' % weights, MANY) == {"topk_weights": None, "layer": 3}
     monkeypatch.setattr(number_lists, "_MOST_ARRAYS", 2)
     records = loads(b'[{"p2l_map": [1]}, {"p2l_map": [[1], 2]}, {"p2l_map": [3]}]', MANY)
     assert [type(record["p2l_map"]) for record in records] == [np.ndarray, list, list]
     monkeypatch.setattr(number_lists, "SHORTEST", 30)
     assert loads(b'{"origin_rows": [1, 2, 3]}', MANY) is None
     assert loads(b'{"origin_rows": [1, 2, 3, 4, 5]}', MANY) is not None
-
-
-@pytest.mark.parametrize(
-    ("weights", "numbers"),
-    [
-        (b"[[0.5, 1e-3], [-0, 2.25E+10]]", True),
-        (b"[1, [2, [3]]]", True),
-        *((b"[%b]" % number, False) for number in (b"1.", b".5", b"1e", b"1e+", b"0x1", b"NaN", b"", b"1.5.2", b"[[[1]]]")),
-    ],
-)
-def test_what_nobody_reads_is_checked_alone(weights, numbers):
-    text = b'{"topk_weights": %b, "layer": 3}' % weights
-    assert loads(text, MANY) == ({"topk_weights": None, "layer": 3} if numbers else None)
 
 
 NUMBERS = st.one_of(st.integers(-3, 300), st.sampled_from([2**31, -(2**31), 2**70, 1.5, 1e300, None, True, "7", "-Infinity"]))
@@ -223,14 +211,11 @@ def test_counts_with_what_was_assumed(tmp_path):
     ("rows", "parts"),
     [
         ([[1, 2], [3]], ("as many in every layer",)),
-        ([[1, 2], ["3", 4]], ("as many in every layer",)),
         ([[1, 2], [True, 4]], ("as many in every layer",)),
         ([[[1, 2]], [[3, 4]]], ("logical_count", "routed_experts")),
         ([[1], [2]], ("2 layers of 1 experts",)),
-        ([[1, 2]] * 1001, ("1001 layers",)),
         ([[1, -2]], ("layer 0, expert 1", "-2")),
         ([[1, float("nan")]], ("layer 0, expert 1", "nan")),
-        ([[0, 0]], ("every load is 0",)),
         ([[0, 1, 2, 0], [2, 1, 0, 1]], ("every row holds each number from 0 to 2", "a placement")),
         ([1, 2, 3], ("JSON that Switchyard does not recognise",)),
     ],
@@ -279,22 +264,18 @@ LAYERS = [balance_line(1, 0, [[1]]), balance_line(2, 0, [[1]])]
     ("records", "parts"),
     [
         ([balance_line("1", 0, [[1]])], ("line 1", "'layer' is '1'")),
-        ([balance_line(-1, 0, [[1]])], ("line 1", "'layer' is '-1'")),
         ([balance_line(1, None, [[1]])], ("line 1", "'batch_id'")),
         ([balance_line(1, 0, [[1, 2], [3]])], ("line 1", "'topk_experts'", "[tokens][k]")),
         ([balance_line(1, 0, [])], ("'topk_experts'",)),
-        ([balance_line(1, 0, [["1"]])], ("'topk_experts'",)),
         ([balance_line(1, 0, [[1] * 65])], ("at most 64",)),
         ([balance_line(1, 0, [[40000]])], ("outside 0 … 4095",)),
         ([balance_line(1, 0, [[1]], [0, 1])], ("'origin_rows'", "each of 1 tokens")),
-        ([balance_line(1, 0, [[1]], [-1])], ("'origin_rows'",)),
         ([balance_line(1, 0, [[1]], [5000])], ("'origin_rows'",)),
         ([balance_line(1, 0, [[1]], "x")], ("'origin_rows'",)),
         ([balance_line(1, 0, [[1]])] * 2, ("line 2", "layer 1 of batch '0' is there twice")),
         ([*LAYERS, balance_line(1, 1, [[1]])], ("batch '1' has no line of layer 2",)),
         ([LAYERS[0], balance_line(2, 0, [[1], [2]])], ("line 2", "2 tokens", "layer 1", "1 with k = 1")),
         ([balance_line(1, 0, [[1]], [0]), balance_line(2, 0, [[1]], [1])], ("line 2", "differ from those of layer 1")),
-        ([balance_line(1, 0, [[1]], [0]), balance_line(2, 0, [[1]])], ("line 2", "differ from those of layer 1")),
         ([balance_line(1, 0, [[1]]), balance_line(1, 1, [[1, 2]])], ("line 2", "k = 2, the first batch 1")),
     ],
 )
@@ -328,9 +309,7 @@ def records_of(path: Path, **options: int) -> list:
     ("data", "part"),
     [
         (b"", "holds no JSON lines"),
-        (b" \n\r\n", "holds no JSON lines"),
         (b"[1]\n", "line 1: a JSON object"),
-        (b"{}\n\n3\n", "line 3: a JSON object"),
         (b'{"a": "\xff"}', "line 1: is not UTF-8"),
         (b'{"a": ' + b"[" * 100_000, "line 1: the JSON is nested too deeply"),
         (b'{"a": ' + b"9" * 5000 + b"}", "line 1: is not valid JSON, or was cut short (a number of too many digits)"),
@@ -357,9 +336,7 @@ def test_columns_whichever_parser_reads_them(tmp_path, odd):
     ("line", "part"),
     [
         ('{"at": 1.5}', "'at' is '1.5', not a whole number"),
-        ('{"at": true}', "'at' is 'True', not a whole number"),
         ('{"at": 9223372036854775808}', "not a whole number"),
-        ('{"ids": [1, 2.5]}', "not a list of whole numbers"),
         ('{"ids": {"a": 1}}', "not a list of whole numbers"),
         ('{"name": 3}', "not a text"),
         ('{"name": "\\ud800"}', "not a text"),

@@ -118,11 +118,9 @@ def test_other_tables_are_named_with_where_they_are_used(tmp_path, columns, name
     ("make", "other", "parts"),
     [
         (gemms, {"latency": [0.0] * 5}, ("no row has numbers above 0 in m, n, k, latency",)),
-        (gemms, {"latency": ["fast"] * 5}, ("column 'latency' is string, not numbers",)),
         (gemms, {"gemm_dtype": [1, 2, 3, 4, 5]}, ("column 'gemm_dtype' is int64, not texts",)),
         (gemms, {"gemm_dtype": ["nvfp4"] * 5}, ("GEMMs of 'nvfp4' only",)),
         (gemms, {"device": [[1]] * 5}, ("column 'device' is list", "not texts")),
-        (gemms, {"m": [[1]] * 5}, ("column 'm' is list", "not numbers")),
         (collectives, {"nccl_dtype": ["int8"] * 5}, ("no alltoall or all_reduce of 16-bit rows",)),
         (collectives, {"num_gpus": [1] * 5}, ("no alltoall or all_reduce",)),
         (collectives, {"device": [H100, "NVIDIA L40S", H100, H100, H100]}, ("collectives on 'H100', 'L40S'",)),
@@ -204,10 +202,8 @@ def test_a_table_is_read(tmp_path):
         (TIMES_TABLE + "gemm,type-0,bf16,1,,3,,,1,\n", ("line 13", "gemm needs a value in column 'n'")),
         (TIMES_TABLE + "gemm,type-0,int4,1,2,3,,,1,\n", ("line 13", "dtype 'int4'")),
         (TIMES_TABLE + "memory,type-0,,,,,12,,0,\n", ("line 13", "column 'seconds' is '0', not a number above 0")),
-        (TIMES_TABLE + "memory,type-0,,,,,inf,,1,\n", ("line 13", "'inf'")),
         (TIMES_TABLE + "memory,type-0,,,,,x,,1,\n", ("line 13", "column 'bytes' is 'x'")),
         (TIMES_TABLE + "all_reduce,,,,,,10,1,1,\n", ("line 13", "column 'ranks' is '1', not a whole number of 2 or more")),
-        (TIMES_TABLE + "all_reduce,,,,,,10,2.5,1,\n", ("'2.5'",)),
         (TIMES_TABLE + "memory\n", ("line 13",)),
     ],
 )

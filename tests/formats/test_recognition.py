@@ -12,18 +12,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine import formats
 from engine.formats import (
-    format,
     identify,
     members,
-    number_lists,
     parts,
     read_cluster,
+    read_costs,
     read_model,
     read_plan,
     read_workload,
-    recognition,
-    source,
     split_member,
 )
 from engine.formats.format import BELONGS, Format, Glance
@@ -129,7 +127,7 @@ def test_names_that_climb_out_of_an_archive_are_left_out(tmp_path):
 
 
 def test_archives_that_grow_too_large_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(recognition, "MOST_FILES", 8)
+    monkeypatch.setattr(formats.recognition, "MOST_FILES", 8)
     with zipfile.ZipFile(tmp_path / "many.zip", "w") as archive:
         for number in range(9):
             archive.writestr(f"{number}.json", "{}")
@@ -184,12 +182,12 @@ def test_one_object_on_a_line_is_the_whole_file_unless_others_follow(tmp_path, t
 def test_objects_over_several_lines_or_too_long_a_line_and_lists_of_ids(tmp_path, monkeypatch):
     look = look_at(tmp_path, b'{\n"a": {}\n}\n')
     assert (look.record, look.json) == ({}, {"a": {}})
-    monkeypatch.setattr(number_lists, "SHORTEST", 0)
+    monkeypatch.setattr(formats.number_lists, "SHORTEST", 0)
     for text in (b'{"topk_experts": [[1, 2]]}', b'{\n"topk_experts": [[1, 2]]}'):
         look = look_at(tmp_path, text)
         assert isinstance(look.json["topk_experts"], np.ndarray)
         assert look.json["topk_experts"].tolist() == [[1, 2]]
-    monkeypatch.setattr(format, "MAX_LINE_BYTES", 12)
+    monkeypatch.setattr(formats.format, "MAX_LINE_BYTES", 12)
     look = look_at(tmp_path, b'{"a": {"b": {}}}')
     assert look.first_line == '{"a": {"b":'
     assert (look.record, look.json) == ({}, {"a": {"b": {}}})
@@ -199,6 +197,7 @@ EXTENSIONS = (".npz", ".npy", ".csv", ".parquet", ".json")
 BEGINNINGS = (
     *(b"", b"PK\x03\x04", b"PK\x05\x06", b"\x93NUMPY\x01\x00", b"\x93NUMPY\x01\x00\x46\x00{'descr': '<i8', ", b"PAR1"),
     *(b"token,layer,expert\n", b"src,dst,bytes\n", b"expert_0,expert_1\n", b"1,2\n", b'{"logical_count":'),
+    *(b"# Collective test starting:", b'{"traceEvents": [', b"#  Rank  0 ", b"\x1f\x8b"),
     *(b"\xef\xbb\xbf", b"\xff\xfe", b"\n\n"),
 )
 
@@ -248,14 +247,14 @@ def test_members_by_name(tmp_path):
 @any_input
 def test_random_bytes_parse_or_are_refused(tmp_path, extension, beginning, middle, end):
     path = written(tmp_path, beginning + middle + end, f"fuzz{extension}")
-    for read in (read_workload, members, *((read_cluster, read_model, read_plan) if extension == ".json" else ())):
+    for read in (read_workload, read_costs, members, *((read_cluster, read_model, read_plan) if extension == ".json" else ())):
         answer = answer_or_one_line(lambda read=read: read(path))
         assert not isinstance(answer, str) or answer.startswith(path.name)
 
 
 @pytest.mark.parametrize("limit", ["MAX_KEYS", "MAX_VALUES"])
 def test_more_parts_than_memory_may_hold(tmp_path, monkeypatch, limit):
-    monkeypatch.setattr(source, limit, 2)
+    monkeypatch.setattr(formats.source, limit, 2)
     path = written(tmp_path, '{"a": 1, "b": 2, "c": [3, 4]}', "cluster.json")
     refused(path, "has more than 2", read=read_cluster)
 

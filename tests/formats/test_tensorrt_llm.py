@@ -30,15 +30,6 @@ def test_ranks_and_iterations_add_up(tmp_path):
     assert codes(load) == {"slots-or-experts": "ok", "source-ranks": "ok"}
 
 
-def test_its_files_are_one_recording(tmp_path):
-    folder = recording(tmp_path / "run", TWO_RANKS, tokens=[{"7_1": 3}, {"7_1": 1}])
-    (part,) = parts([folder])
-    assert part.format.name == "tensorrt-llm-statistics"
-    assert len(part.paths) == 5
-    for path in part.paths:
-        assert identify(path) is part.format
-
-
 def test_steps_come_in_order_many_are_spans_and_counts_may_have_32_bits(tmp_path):
     counts = {f"{iteration}_1": [iteration, 0, 0, 0] for iteration in (9, 10, 100)}
     load = read_workload(recording(tmp_path / "run", [counts]))
@@ -119,6 +110,9 @@ def test_a_missing_rank_is_said(tmp_path):
 def test_counts_are_held_against_tokens(tmp_path):
     tokens = [{"7_1": 3, "7_2": 3, "7_3": 3, "8_1": 1}, {"7_1": 1, "7_2": 1, "7_3": 1, "8_1": 2}]
     folder = recording(tmp_path / "run", TWO_RANKS, tokens=tokens, ep_size=2, experts_per_rank=2)
+    (part,) = parts([folder])
+    assert (part.format.name, len(part.paths)) == ("tensorrt-llm-statistics", 5)
+    assert all(identify(path) is part.format for path in part.paths)
     load = read_workload(folder, model=MODEL)
     assert codes(load)["conservation"] == "ok"
     np.testing.assert_array_equal(load.demand(2)[:, 1], load.by_source[1])
@@ -239,8 +233,6 @@ def test_as_many_slots_as_experts(tmp_path, row):
     ("plan", "part"),
     [
         (PLAN.replace("num_slots", "slots"), "knows no field 'slots'"),
-        (PLAN.replace("[0, 1, 2, 3, 0, 1]", "[0, 1, 2, 0, 0, 1]"), "expert 3 is in no slot"),
-        (PLAN.replace("  1: [0, 1, 2, 3, 0, 1]\n", ""), "there is no model layer 1"),
         (PLAN.replace("iter: 0", "iter: [0]"), "layer_updates_per_iter is"),
     ],
 )

@@ -98,18 +98,14 @@ def test_no_spans_of_huge_loads():
     [
         ([META], ("no eplb_load_stats line",)),
         ([stats(1, [[0] * 4] * 2)], ("no eplb_load_stats line with any tokens",)),
-        ([META, META, stats(1, FIRST)], ("line 2", "as the first line")),
         ([stats(1, FIRST), META], ("line 2", "as the first line")),
         ([META | {"num_redundant_experts": 2}, stats(1, FIRST)], ("line 2", "3 experts on 4 slots", "2 of them are")),
         ([stats("one", FIRST)], ("line 1", "'step'", "'one'")),
         ([stats(1, FIRST[0])], ("line 1", "'expert_load'", "[layers][slots]")),
-        ([stats(1, [[1, 2], [3]])], ("'expert_load'", "as many slots")),
         ([stats(1, [["1", 2]])], ("'expert_load', lists of numbers",)),
         ([stats(1, [[10**400, 2, 3, 4]] * 2)], ("'expert_load', lists of numbers",)),
         ([stats(1, [[1, -2, 3, 4]] * 2)], ("line 1, expert_load, layer 0, slot 1", "-2")),
-        ([stats(1, [[1, float("nan"), 3, 4]] * 2)], ("layer 0, slot 1", "nan")),
         ([stats(1, FIRST, [[0, 1, 2, 4], [0, 1, 2, 3]])], ("line 1, p2l_map, layer 0, slot 3", "expert 4")),
-        ([stats(1, FIRST, [[0, 1, 2, -1]] * 2)], ("expert -1",)),
         ([stats(1, FIRST, [[0, 1, 2]] * 2)], ("[2, 4]", "[2, 3]")),
         ([stats(1, FIRST, None)], ("line 1", "needs 'p2l_map'")),
         ([stats(1, FIRST), stats(2, [[1, 2]], [[0, 1]])], ("step 2", "[1, 2]", "[2, 3]")),
@@ -143,12 +139,10 @@ def test_counts_with_what_was_assumed(tmp_path, dtype):
 @pytest.mark.parametrize(
     ("tensor", "parts"),
     [
-        (torch.ones(3), ("[layers, experts]", "[3]")),
         (torch.ones(2, 3, 4), ("[2, 3, 4]",)),
         (torch.ones(2, 3) > 0, ("bool",)),
         (torch.tensor([[1.0, -1.0]]), ("layer 0, expert 1",)),
         (torch.tensor([[0, 1, 1], [1, 0, 0]]), ("a placement",)),
-        (torch.ones(1).expand(4000, 4000), ("more numbers than are stored",)),
     ],
 )
 def test_other_tensors(tmp_path, tensor, parts):
@@ -245,10 +239,7 @@ def with_all(**other: object) -> list[dict]:
         (with_ids(None), ("line 3", "has 0 experts")),
         (with_ids([1, 40000]), ("line 3", "expert 40000")),
         (with_ids([1, -2]), ("line 3", "expert -2")),
-        (with_ids([1, None]), ("line 3", "expert None")),
         (with_ids([1, "2"]), ("line 3", "'topk_ids' is '[1, '2']'", "list of whole numbers")),
-        (with_ids([1, 1.5]), ("line 3", "'topk_ids'")),
-        (with_ids(7), ("line 3", "'topk_ids' is '7'")),
         (with_ids([1, 2**70]), ("line 3", "'topk_ids'")),
         ([route_meta(top_k=4), *routes(0, ROUTED[0])], ("top_k is 4",)),
         ([route_meta(), *routes(-1, ROUTED[0])], ("count from 0", "'-1'")),
@@ -261,17 +252,10 @@ def test_bad_logs(tmp_path, records, parts):
     refused(saved_routes(tmp_path, records), *parts)
 
 
-@pytest.mark.parametrize(
-    ("records", "name", "said"),
-    [
-        (
-            [route_meta(), *routes(3, ROUTED[3][:3], ROUTED_AT[:3])],
-            "routes-layer3.jsonl",
-            ("has 3 tokens", " layer 3, but layer 0 (routes-layer0.jsonl) 4"),
-        ),
-        ([route_meta(), *routes(0, ROUTED[0])], "routes-layer1.jsonl", ("holds layer 0, and so does routes-layer0.jsonl",)),
-    ],
-)  # fmt: skip
-def test_layers_with_other_numbers_of_tokens_or_there_twice(tmp_path, records, name, said):
-    message = refusal(read_workload, [logged(tmp_path, 0), saved_routes(tmp_path, records, name)])
-    assert message.startswith(f"{name}: {said[0]}") and said[-1] in message
+def test_layers_with_other_numbers_of_tokens_or_there_twice(tmp_path):
+    first = logged(tmp_path, 0)
+    other = saved_routes(tmp_path, [route_meta(), *routes(3, ROUTED[3][:3], ROUTED_AT[:3])], "routes-layer3.jsonl")
+    said = refusal(read_workload, [first, other])
+    assert said.startswith("routes-layer3.jsonl: has 3 tokens") and " layer 3, but layer 0 (routes-layer0.jsonl) 4" in said
+    other = saved_routes(tmp_path, [route_meta(), *routes(0, ROUTED[0])], "routes-layer1.jsonl")
+    assert "routes-layer1.jsonl: holds layer 0, and so does routes-layer0.jsonl" in refusal(read_workload, [first, other])
