@@ -21,6 +21,7 @@ from tests.cases import mutations
 from tests.cases.examples import examples
 from tests.cases.files import refused
 from tests.cases.plan_files import saved_tensors, with_pickle
+from tests.cases.recordings import holds
 from tests.cases.refusals import refusal
 from tests.cases.sglang import ROUTED_TEXT
 
@@ -48,9 +49,7 @@ def test_experts_with_per_token_columns(tmp_path):
     )
     trace = read_workload(path)
     assert (trace.name, trace.num_experts, trace.experts.dtype) == ("trace", 16, np.int16)
-    np.testing.assert_array_equal(trace.experts, EXPERTS)
-    np.testing.assert_array_equal(trace.sequence, np.arange(20) // 5)
-    np.testing.assert_array_equal(trace.source_rank, np.arange(20) % 4)
+    holds(trace, experts=EXPERTS, sequence=np.arange(20) // 5, source_rank=np.arange(20) % 4)
     assert members(path) == ()
 
 
@@ -58,8 +57,7 @@ def test_an_archive_of_one_recording(tmp_path):
     trace = read_workload(npz(tmp_path, experts=EXPERTS[:, :, 0]), name="mine")
     assert (trace.name, trace.k, trace.num_experts, trace.sequence) == ("mine", 1, EXPERTS[:, :, 0].max() + 1, None)
     np.testing.assert_array_equal(read_workload(npz(tmp_path, experts=EXPERTS.astype(float))).experts, EXPERTS)
-    request = read_workload(npz(tmp_path, routed_experts=EXPERTS))
-    np.testing.assert_array_equal(request.sequence, np.zeros(20))
+    holds(read_workload(npz(tmp_path, routed_experts=EXPERTS)), sequence=np.zeros(20))
     experts = np.zeros((20, 4), int)
     experts[17, 3] = 64
     path = npz(tmp_path, experts=experts)
@@ -181,9 +179,7 @@ def test_an_array_alone_is_choices_or_traffic(tmp_path):
     assert read_workload(npy(tmp_path, EXPERTS)).k == 2
     assert read_workload(npy(tmp_path, EXPERTS[:, :, 0].astype(np.uint8))).k == 1
     amounts = np.arange(18.0).reshape(2, 3, 3)
-    traffic = read_workload(npy(tmp_path, amounts), bytes_per_token=4.0)
-    np.testing.assert_array_equal(traffic.bytes, amounts)
-    assert traffic.bytes_per_token == 4.0
+    holds(read_workload(npy(tmp_path, amounts), bytes_per_token=4.0), bytes=amounts, bytes_per_token=4.0)
     assert read_workload(npy(tmp_path, amounts[0])).bytes.shape == (1, 3, 3)
 
 

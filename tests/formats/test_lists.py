@@ -18,6 +18,7 @@ from tests.cases.examples import examples
 from tests.cases.files import balance_line, balance_lines, refused, saver
 from tests.cases.files import json_lines as lines_of
 from tests.cases.fuzzing import EXAMPLES
+from tests.cases.recordings import holds
 from tests.cases.vllm import FIRST, META, MOVED, ROWS, SECOND, answer, stats
 
 MANY = 10**6
@@ -194,8 +195,7 @@ def test_counts_with_what_was_assumed(tmp_path):
     path = saved(tmp_path, [[0, 0, 0], [1, 2, 3], [4.5, 0, 1]])
     assert identify(path).name == "bare-list"
     load = read_workload(path)
-    np.testing.assert_array_equal(load.load, [[1, 2, 3], [4.5, 0, 1]])
-    assert load.model_layers == (1, 2)
+    holds(load, load=[[1, 2, 3], [4.5, 0, 1]], model_layers=(1, 2))
     (finding,) = load.origin.findings
     assert (finding.code, finding.severity) == ("assumed-counts", "warning")
     assert "3 rows" in finding.message
@@ -232,10 +232,8 @@ def test_batches_and_their_rows(tmp_path):
     path = saved_batches(tmp_path, balance_lines(topk_weights=[[0.5, 0.5]]))
     assert identify(path).name == "moe-balance"
     trace = read_workload(path)
-    assert trace.experts.tolist() == [[[0, 5], [4, 1]], [[3, 2], [0, 7]], [[6, 5], [2, 3]]]
-    assert trace.sequence.tolist() == [0, 0, 1]
-    assert trace.source_rank.tolist() == [1, 0, 3]
-    assert trace.origin.findings == ()
+    holds(trace, experts=[[[0, 5], [4, 1]], [[3, 2], [0, 7]], [[6, 5], [2, 3]]], sequence=[0, 0, 1], source_rank=[1, 0, 3])
+    holds(trace, codes=[])
     assert read_workload(saved_batches(tmp_path, balance_lines(rows=False))).source_rank is None
     mixed = [record | ({"origin_rows": []} if record["batch_id"] == "b" else {}) for record in balance_lines()]
     assert read_workload(saved_batches(tmp_path, mixed)).source_rank is None

@@ -15,6 +15,7 @@ from tests.cases.examples import examples
 from tests.cases.files import refused, saver
 from tests.cases.fuzzing import EXAMPLES
 from tests.cases.megatron import AFTER_DENSE, MODEL, codes, record, run, trace
+from tests.cases.recordings import holds
 from tests.cases.refusals import refusal
 
 saved = saver("router_trace_rank0.jsonl")
@@ -114,8 +115,7 @@ def test_compact_json_choices_of_minus_one_and_steps_without_tokens(tmp_path):
     path = saved(tmp_path, "\n".join(json.dumps(line, separators=(",", ":")) for line in lines))
     assert read_workload(path).experts.tolist() == [[[1, -1], [0, 1]], [[2, 3], [-1, -1]]]
     read = read_workload(trace(tmp_path / "run", [record(0, 0, 0, []), record(1, 0, 0, [[1, 2]])]))
-    assert read.experts.tolist() == [[[1, 2]]]
-    assert codes(read) == {}
+    holds(read, experts=[[[1, 2]]], codes={})
 
 
 @pytest.mark.parametrize(
@@ -169,8 +169,7 @@ def test_two_files_of_one_rank_and_files_too_large_together(tmp_path, monkeypatc
 def test_layers_counted_through_all_stages_or_within_one(tmp_path):
     """Forward hooks: layer 0 of rank 0 and layer 0 of rank 2 are different layers."""
     read = read_workload(trace(tmp_path / "run", *FOUR), model=MODEL)
-    assert read.model_layers == (0, 1, 2, 3)
-    assert read.tokens == 2 * 80
+    holds(read, model_layers=(0, 1, 2, 3), tokens=2 * 80)
     assert sorted(set(read.source_rank.tolist())) == [0, 1]
     of_source = read.experts[read.source_rank == 0]
     np.testing.assert_array_equal(of_source[:40, 0], FOUR[0][0]["top_indices"])
@@ -180,8 +179,7 @@ def test_layers_counted_through_all_stages_or_within_one(tmp_path):
     folder = trace(tmp_path / "replayed", run([1, 2], 0, seed=0), run([3, 4], 1, seed=1))
     read = read_workload(folder)
     assert read.experts.shape == (80, 4, 2)
-    assert read.model_layers is None
-    assert codes(read) == {"pipeline-stages": "ok", "layer-numbering": "warning"}
+    holds(read, model_layers=None, codes={"pipeline-stages": "ok", "layer-numbering": "warning"})
     assert read_workload(folder, model=MODEL).model_layers == (0, 1, 2, 3)
 
 

@@ -13,17 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine import formats
-from engine.formats import (
-    identify,
-    members,
-    parts,
-    read_cluster,
-    read_costs,
-    read_model,
-    read_plan,
-    read_workload,
-    split_member,
-)
+from engine.formats import identify, members, parts, read_cluster, read_model, read_plan, read_workload, split_member
 from engine.formats.format import BELONGS, Format, Glance
 from engine.formats.known import FORMATS
 from engine.formats.recognition import STRANGERS
@@ -247,7 +237,12 @@ def test_members_by_name(tmp_path):
 @any_input
 def test_random_bytes_parse_or_are_refused(tmp_path, extension, beginning, middle, end):
     path = written(tmp_path, beginning + middle + end, f"fuzz{extension}")
-    for read in (read_workload, read_costs, members, *((read_cluster, read_model, read_plan) if extension == ".json" else ())):
+    for read in (
+        read_workload,
+        formats.read_costs,
+        members,
+        *((read_cluster, read_model, read_plan) if extension == ".json" else ()),
+    ):
         answer = answer_or_one_line(lambda read=read: read(path))
         assert not isinstance(answer, str) or answer.startswith(path.name)
 

@@ -14,6 +14,7 @@ from engine.formats.long_form import routing_from_columns
 from engine.formats.source import Source
 from tests.cases.examples import examples
 from tests.cases.files import refused, saver
+from tests.cases.recordings import holds
 from tests.cases.refusals import refusal
 
 csv = saver("trace.csv")
@@ -40,9 +41,7 @@ def long_form(experts, **extra):
     ],
 )
 def test_csv_of_any_layout(tmp_path, text, experts):
-    trace = read_workload(csv(tmp_path, text))
-    assert trace.experts.tolist() == experts
-    assert trace.num_experts == np.max(experts) + 1
+    holds(read_workload(csv(tmp_path, text)), experts=experts, num_experts=np.max(experts) + 1)
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -54,14 +53,12 @@ def test_any_row_order_gives_the_same_trace(tokens, layers, k, random, spread):
     columns = {name: column[order] for name, column in long_form(experts).items()}
     if spread:
         columns["token"] = columns["token"] * 10**9
-    trace = routing_from_columns(Source(None, "t"), columns, str)
-    np.testing.assert_array_equal(trace.experts, experts)
+    holds(routing_from_columns(Source(None, "t"), columns, str), experts=experts)
 
 
 def test_columns_of_tokens_in_csv_and_of_all_kinds_in_parquet(tmp_path):
     trace = read_workload(csv(tmp_path, "token,layer,expert,sequence,source_rank\n1,0,0,4,1\n0,0,1,3,0\n"))
-    np.testing.assert_array_equal(trace.sequence, [3, 4])
-    np.testing.assert_array_equal(trace.source_rank, [0, 1])
+    holds(trace, sequence=[3, 4], source_rank=[0, 1])
     experts = np.random.default_rng(0).integers(6, size=(10, 3, 2))
     np.testing.assert_array_equal(read_workload(parquet(tmp_path, **long_form(experts))).experts, experts)
     floats = {name: column.astype(float) for name, column in long_form(experts).items()}
@@ -181,12 +178,9 @@ def test_a_first_line_of_numbers_is_a_row(tmp_path_factory, table, name):
 
 @pytest.mark.parametrize("header", ["expert_0,expert_1", "0,1"])
 def test_loads_leave_dense_layers_out(tmp_path, header):
-    load = read_workload(csv(tmp_path, f"{header}\n0,0\n1,2\n3,0.5\n"))
-    np.testing.assert_array_equal(load.load, [[1, 2], [3, 0.5]])
-    assert load.model_layers == (1, 2)
+    holds(read_workload(csv(tmp_path, f"{header}\n0,0\n1,2\n3,0.5\n")), load=[[1, 2], [3, 0.5]], model_layers=(1, 2))
     load = read_workload(csv(tmp_path, "expert_1,layer,expert_0\n1,9,2\n3,4,0\n"))  # layers and columns in any order
-    np.testing.assert_array_equal(load.load, [[0, 3], [2, 1]])
-    assert load.model_layers == (4, 9)
+    holds(load, load=[[0, 3], [2, 1]], model_layers=(4, 9))
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from safetensors.numpy import save, save_file
 from engine.formats import identify, parts, read_workload
 from tests.cases.files import refused
 from tests.cases.megatron import codes
+from tests.cases.recordings import holds
 from tests.cases.refusals import refusal
 from tests.cases.tensorrt_llm import MODEL, recording
 
@@ -20,9 +21,7 @@ TWO_RANKS = [
 
 def test_ranks_and_iterations_add_up(tmp_path):
     load = read_workload(recording(tmp_path / "run", TWO_RANKS), model=MODEL)
-    np.testing.assert_array_equal(load.load, [[4, 2, 3, 5], [2, 0, 6, 0], [6, 2, 0, 0]])
-    assert load.model_layers == (1, 2, 3)
-    assert load.name == "run"
+    holds(load, load=[[4, 2, 3, 5], [2, 0, 6, 0], [6, 2, 0, 0]], model_layers=(1, 2, 3), name="run")
     np.testing.assert_array_equal(load.by_source[0], [[3, 2, 3, 0], [0, 0, 6, 0], [6, 0, 0, 0]])
     np.testing.assert_array_equal(load.by_source[1], [[1, 0, 0, 5], [2, 0, 0, 0], [0, 2, 0, 0]])
     np.testing.assert_array_equal(load.by_step[0], [[2, 2, 3, 1], [2, 0, 6, 0], [6, 2, 0, 0]])
@@ -75,8 +74,7 @@ def test_counts_without_a_model_and_with_layers_missing(tmp_path):
 def test_the_layer_after_the_last_is_of_mtp(tmp_path):
     counts = {"0_1": [1, 1, 0, 0], "0_2": [1, 1, 0, 0], "0_3": [1, 1, 0, 0], "0_4": [0, 0, 3, 4]}
     load = read_workload(recording(tmp_path / "run", [counts, counts | {"0_4": [7, 0, 0, 0]}]), model=MODEL)
-    assert load.model_layers == (1, 2, 3)
-    np.testing.assert_array_equal(load.load, [[2, 2, 0, 0]] * 3)
+    holds(load, model_layers=(1, 2, 3), load=[[2, 2, 0, 0]] * 3)
     assert load.by_source.shape == (2, 3, 4)
     assert codes(load)["mtp-left-out"] == "warning"
     assert "its 14 token copies" in " ".join(finding.message for finding in load.origin.findings)

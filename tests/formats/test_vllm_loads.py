@@ -14,6 +14,7 @@ from engine.model import MoEModel
 from tests.cases.examples import examples
 from tests.cases.files import json_lines, refused, saver
 from tests.cases.plan_files import saved_tensors, with_pickle
+from tests.cases.recordings import holds
 from tests.cases.refusals import refusal
 from tests.cases.sglang import codes
 from tests.cases.vllm import FIRST, META, MOVED, ROUTED, ROUTED_AT, SECOND, route_meta, routes, stats
@@ -32,10 +33,8 @@ def test_both_forms(tmp_path, form):
     path = saved(tmp_path, *records)
     assert identify(path).name == "vllm-eplb-loads"
     load = read_workload(path)
-    np.testing.assert_array_equal(load.by_step, [[[12, 1, 5], [1, 11, 2]], [[5, 0, 0], [7, 5, 0]]])
-    np.testing.assert_array_equal(load.load, [[17, 1, 5], [8, 16, 2]])
-    assert load.model_layers == (0, 1)
-    assert codes(load) == []
+    holds(load, by_step=[[[12, 1, 5], [1, 11, 2]], [[5, 0, 0], [7, 5, 0]]], load=[[17, 1, 5], [8, 16, 2]], model_layers=(0, 1))
+    holds(load, codes=[])
     model = MoEModel(name="m", layers=3, dense_layers=(0,), experts=3, experts_per_token=1, d_model=8, d_ff=8)
     assert read_workload(path, model=model).model_layers == (1, 2)  # MoE layers of the open model
 
@@ -130,10 +129,7 @@ def saved_loads(folder, tensor):
 def test_counts_with_what_was_assumed(tmp_path, dtype):
     path = saved_loads(tmp_path, torch.tensor([[0, 0, 0], [9, 2, 3]], dtype=dtype))
     assert identify(path).name == "torch-loads"
-    load = read_workload(path)
-    np.testing.assert_array_equal(load.load, [[9, 2, 3]])
-    assert load.model_layers == (1,)
-    assert [finding.code for finding in load.origin.findings] == ["assumed-counts"]
+    holds(read_workload(path), load=[[9, 2, 3]], model_layers=(1,), codes=["assumed-counts"])
 
 
 @pytest.mark.parametrize(
@@ -174,15 +170,13 @@ def test_files_are_layers_of_one_recording(tmp_path):
     path = logged(tmp_path, 0, num_experts=16)
     assert identify(path).name == "route-log"
     trace = read_workload(path)
-    assert trace.experts.tolist() == [[ids] for ids in ROUTED[0]]
-    assert (trace.num_experts, trace.sequence, trace.model_layers) == (16, None, None)
+    holds(trace, experts=[[ids] for ids in ROUTED[0]], num_experts=16, sequence=None, model_layers=None)
     assert severities(trace) == [("layers-logged", "ok")]
     assert trace.origin.findings[0].message.startswith("Layer 0 was logged")
     for layer in (3, 0):
         logged(tmp_path, layer)
     trace = read_workload(tmp_path)
-    assert trace.name == "routes-layer"
-    assert trace.experts.tolist() == [list(token) for token in zip(ROUTED[0], ROUTED[3], strict=True)]
+    holds(trace, name="routes-layer", experts=[list(token) for token in zip(ROUTED[0], ROUTED[3], strict=True)])
     assert severities(trace) == [("layers-logged", "ok"), ("layers-of-several-runs", "warning")]
     assert "2 layers were logged: 0, 3" in trace.origin.findings[0].message
 

@@ -10,6 +10,7 @@ import pytest
 from engine.formats import identify, members, parts, read_workload
 from engine.model import MoEModel
 from tests.cases.files import json_lines, refused, saver
+from tests.cases.recordings import holds
 from tests.cases.refusals import refusal
 from tests.cases.vllm import FORMS, ROWS, USAGE, answer, bare, chunk, npy
 
@@ -25,10 +26,7 @@ def test_forms(tmp_path, form):
     path = saved(tmp_path, answer(FORMS[form]))
     assert identify(path).name == "routed-experts"
     trace = read_workload(path)
-    assert trace.experts.tolist() == ROWS
-    assert trace.num_experts == 8
-    assert trace.sequence.tolist() == [0, 0, 0]
-    assert trace.phase.tolist() == [0, 0, 1]
+    holds(trace, experts=ROWS, num_experts=8, sequence=[0, 0, 0], phase=[0, 0, 1])
     assert trace.origin.format == "routed-experts"
     assert trace.origin.findings == ()
 
@@ -49,10 +47,7 @@ def test_files(tmp_path):
 def test_older_lists_in_two_places(tmp_path):
     older = answer(ROWS[2:], usage=None, prompt_routed_experts=ROWS[:2])
     older["choices"].append({"index": 1, "routed_experts": [[[7, 1], [0, 3]]]})
-    trace = read_workload(saved(tmp_path, older))
-    assert trace.experts.tolist() == [*ROWS, [[7, 1], [0, 3]]]
-    assert trace.sequence.tolist() == [0, 0, 0, 1]
-    assert trace.phase.tolist() == [0, 0, 1, 1]
+    holds(read_workload(saved(tmp_path, older)), experts=[*ROWS, [[7, 1], [0, 3]]], sequence=[0, 0, 0, 1], phase=[0, 0, 1, 1])
     # There is a place for the prompt's rows, and it is empty: the rows of the choice were generated.
     record = answer(ROWS[:2], usage={"prompt_tokens": 5, "completion_tokens": 2}, prompt_routed_experts=None)
     assert read_workload(saved(tmp_path, record)).phase.tolist() == [1, 1]
@@ -73,9 +68,7 @@ def test_prompts_that_choices_share_or_do_not(tmp_path):
     several = answer(npy(ROWS), {"prompt_tokens": 2, "completion_tokens": 4})
     several["choices"].append({"index": 1, "routed_experts": npy([*ROWS[:2], [[4, 3], [7, 6]]])})
     trace = read_workload(saved(tmp_path, several))
-    assert trace.experts.tolist() == [*ROWS, [[4, 3], [7, 6]]]
-    assert trace.phase.tolist() == [0, 0, 1, 1]
-    assert [finding.code for finding in trace.origin.findings] == ["prompt-repeated"]
+    holds(trace, experts=[*ROWS, [[4, 3], [7, 6]]], phase=[0, 0, 1, 1], codes=["prompt-repeated"])
     # /v1/completions takes a list of prompts, and its usage counts those of all together.
     both = {"prompt_tokens": 2, "completion_tokens": 5}
     choices = [{"index": index, "text": "", "routed_experts": npy(ROWS[1 - index :])} for index in range(2)]
@@ -88,8 +81,7 @@ def test_prompts_that_choices_share_or_do_not(tmp_path):
 def test_rows_of_a_prompt_left_out_in_the_request(tmp_path):
     """`routed_experts_prompt_start`: a row fewer than prompt + generated - 1, so one row of the prompt is not there."""
     trace = read_workload(saved(tmp_path, answer(npy(ROWS), {"prompt_tokens": 3, "completion_tokens": 2})))
-    assert trace.phase.tolist() == [0, 0, 1]
-    assert [finding.code for finding in trace.origin.findings] == ["prompt-cut"]
+    holds(trace, phase=[0, 0, 1], codes=["prompt-cut"])
     start = {"shape": [3, 2, 2], "dtype": "uint8", "start": 1, "data": base64.b64encode(bare(ROWS, "B")).decode()}
     engine_data = {"nvext": {"engine_data": {"routed_experts": start}}}
     record = engine_data | {"choices": [{"index": 0}], "usage": {"prompt_tokens": 2}}
@@ -121,9 +113,7 @@ def test_streams_and_server_sent_events(tmp_path):
     assert trace.phase.tolist() == [0, 1, 1]
     parts = [chunk(0, npy(ROWS[:2]), usage=None), chunk(0, npy(ROWS[2:]), usage=USAGE)]
     text = "".join(f"data: {json.dumps(part)}\n\n: ping\n\n" for part in parts) + "data: [DONE]\n\n"
-    trace = read_workload(saved_text(tmp_path, text, "stream.txt"))
-    assert trace.experts.tolist() == ROWS
-    assert trace.phase.tolist() == [0, 0, 1]
+    holds(read_workload(saved_text(tmp_path, text, "stream.txt")), experts=ROWS, phase=[0, 0, 1])
 
 
 MODEL = MoEModel(name="m", layers=3, dense_layers=(0,), experts=8, experts_per_token=2, d_model=8, d_ff=8)
@@ -132,8 +122,7 @@ MODEL = MoEModel(name="m", layers=3, dense_layers=(0,), experts=8, experts_per_t
 def test_layers_are_numbered_as_in_the_model(tmp_path):
     assert read_workload(saved(tmp_path, answer(npy(ROWS))), model=MODEL).model_layers == (1, 2)
     all_layers = [[[0, 0], *row] for row in ROWS]
-    trace = read_workload(saved(tmp_path, answer(npy(all_layers))), model=MODEL)
-    assert (trace.model_layers, trace.experts.tolist()) == ((1, 2), ROWS)
+    holds(read_workload(saved(tmp_path, answer(npy(all_layers))), model=MODEL), model_layers=(1, 2), experts=ROWS)
     path = saved(tmp_path, answer(npy(all_layers)))
     assert read_workload(path).model_layers is None
     text = base64.b64encode(bare(all_layers)).decode()  # without a shape, which the model tells
@@ -199,10 +188,7 @@ def test_files_are_requests_of_one_recording(tmp_path):
     assert identify(path).name == "npz-requests"
     assert members(path) == ()
     trace = read_workload(tmp_path)
-    assert trace.experts.tolist() == [*FIRST[:1].tolist(), *FIRST.tolist()]
-    assert trace.sequence.tolist() == [0, 1, 1]
-    assert trace.phase.tolist() == [0, 0, 1]
-    assert trace.origin.findings == ()
+    holds(trace, experts=[*FIRST[:1].tolist(), *FIRST.tolist()], sequence=[0, 1, 1], phase=[0, 0, 1], codes=[])
 
 
 def test_archives_of_requests(tmp_path):

@@ -17,6 +17,7 @@ from engine.recording import per_request, sglang, vllm
 from engine.recording.server import Server
 from tests.cases.fuzzing import answer_or_one_line, any_input
 from tests.cases.mutations import mutated, values_with
+from tests.cases.recordings import holds
 from tests.recording.stand_in import Reply, fault
 
 
@@ -33,9 +34,8 @@ def test_sglang_s_answers_become_one_recording(sglang, from_sglang, out):
     }
     trace = read_workload(out)
     rows = [3 + 5 - 1, 2 + 5 - 1, 4 + 5 - 1]
-    np.testing.assert_array_equal(trace.experts, np.concatenate([sglang.ids(n)[:, 1:] for n in rows]))
-    np.testing.assert_array_equal(trace.sequence, np.repeat([0, 1, 2], rows))
-    assert trace.num_experts == 8
+    holds(trace, experts=np.concatenate([sglang.ids(n)[:, 1:] for n in rows]), sequence=np.repeat([0, 1, 2], rows))
+    holds(trace, num_experts=8)
 
 
 def test_vllm_s_answers_become_one_recording(vllm, prompts, record, out):
@@ -69,8 +69,7 @@ def test_several_at_a_time_give_the_same_recording(vllm, record, tmp_path):
         options = ("--prompts", tmp_path / "p.jsonl", "--concurrency", concurrency)
         assert record("--vllm", vllm.url, *options, "-o", tmp_path / f"{concurrency}.npz")[0] == 0
     one, eight = (read_workload(tmp_path / f"{n}.npz") for n in (1, 8))
-    np.testing.assert_array_equal(one.experts, eight.experts)
-    np.testing.assert_array_equal(one.sequence, eight.sequence)
+    holds(one, experts=eight.experts, sequence=eight.sequence)
 
 
 def without_routing(answer: dict) -> dict:
