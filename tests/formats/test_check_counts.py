@@ -48,8 +48,7 @@ def test_slots_are_folded_back_with_the_plan_that_ran(seed):
     assert finding_of(recorded, "slot-ids") is None  # a model of 20 experts might have chosen so
     assert (finding.severity, finding.remedy) == ("error", "fold-slots")
     assert "4 of them redundant" in finding.message
-    folded = REMEDIES["fold-slots"].apply(recorded, plan)
-    assert folded.digest == trace.digest
+    assert REMEDIES["fold-slots"].apply(recorded, plan).digest == trace.digest
     loads = ExpertLoad("l", recorded.load, tuple(range(2, 8)), by_step=np.stack([recorded.load / 2] * 2))
     mended = REMEDIES["fold-slots"].apply(loads, plan)
     np.testing.assert_array_equal(mended.load, trace.load)
@@ -127,8 +126,7 @@ def test_phases_that_like_other_experts():
     assert "Prefill (67 % of the tokens)" in finding_of(trace, "phases-mixed").message
     loads = [trace.part(trace.phase == phase).load for phase in (PREFILL, DECODE)]
     shares = [load / load.sum(axis=1)[:, None] for load in loads]
-    apart = np.abs(shares[0] - shares[1]).sum(axis=1).mean() / 2
-    assert distance_of_phases(trace)[0] == pytest.approx(apart)
+    assert distance_of_phases(trace)[0] == pytest.approx(np.abs(shares[0] - shares[1]).sum(axis=1).mean() / 2)
     for phase, remedy in ((PREFILL, "keep-prefill"), (DECODE, "keep-decode")):
         kept = REMEDIES[remedy].apply(trace)
         np.testing.assert_array_equal(kept.experts, trace.experts[trace.phase == phase])
@@ -188,8 +186,7 @@ def test_several_stretches_and_side_by_side_ones():
 
 @pytest.mark.parametrize(("tokens", "rows", "seen"), [(20000, 64, False), (20000, 66, True), (400, 19, False), (400, 23, True)])
 def test_longer_than_64_or_than_5_percent(tokens, rows, seen):
-    profiled = with_rows(random_trace(tokens=tokens), (10, rows), row=300)
-    assert (finding_of(profiled, "profile-rows") is not None) == seen
+    assert (finding_of(with_rows(random_trace(tokens=tokens), (10, rows), row=300), "profile-rows") is not None) == seen
 
 
 def test_what_is_taken_for_neither_profile_rows_nor_copies():
@@ -211,8 +208,7 @@ def test_what_is_taken_for_neither_profile_rows_nor_copies():
 def test_cutting_brings_the_recording_back(seed, place, rows):
     trace = random_trace(seed, tokens=900, layers=3)
     row = min(place, trace.tokens - 1)
-    profiled = with_rows(trace, (place, rows), row=row)
-    mended = REMEDIES["cut-profile-rows"].apply(profiled)
+    mended = REMEDIES["cut-profile-rows"].apply(with_rows(trace, (place, rows), row=row))
     # The token that the rows are copies of is next to them and goes with them.
     np.testing.assert_array_equal(mended.experts, np.delete(trace.experts, row, axis=0))
     assert profile_stretches(mended) == []

@@ -75,8 +75,7 @@ def test_what_is_said(workload, severity, said):
 
 def test_what_the_reader_saw_comes_first():
     moved = Finding(severity="error", code="balancer-moved", message="Experts were moved while this was recorded.")
-    workload = trace(GOOD, origin=Origin(format="x", findings=(moved,)))
-    first, *others = check_recording(workload)
+    first, *others = check_recording(trace(GOOD, origin=Origin(format="x", findings=(moved,))))
     assert first == moved and others == check_recording(trace(GOOD))
     assert {finding.severity for finding in others} == {"ok"}
 
@@ -96,8 +95,7 @@ def test_no_false_alarm_on_skewed_routing(seed, tokens, evenness):
     chosen = np.argsort(-rng.gumbel(size=(tokens, 6, 12)) - liked, axis=2)[:, :, :2].astype(np.int16)
     workload = RoutingTrace("t", chosen, 12, source_rank=rng.integers(0, 2, tokens).astype(np.int32))
     for recording in (workload, ExpertLoad("l", workload.load, tuple(range(6)))):
-        doubtful = {finding.code for finding in check_recording(recording) if finding.severity != "ok"}
-        assert doubtful <= {"idle-experts"}
+        assert {finding.code for finding in check_recording(recording) if finding.severity != "ok"} <= {"idle-experts"}
 
 
 def grouped(rng: np.random.Generator, most: int) -> RoutingTrace:
@@ -117,8 +115,7 @@ def test_a_gate_that_is_limited_to_groups_is_read_from_its_tokens_and_a_free_one
     assert limited_groups(few) is None
     for experts, k in ((512, 22), (64, 8), (64, 6), (8, 2), (16, 1)):
         keys = rng.gumbel(size=(3000, 2, experts)) + np.linspace(0, 2, experts)
-        chosen = np.argsort(-keys, axis=2)[:, :, :k].astype(np.int16)
-        assert limited_groups(RoutingTrace("log", chosen, experts)) is None
+        assert limited_groups(RoutingTrace("log", np.argsort(-keys, axis=2)[:, :, :k].astype(np.int16), experts)) is None
 
 
 def blank(trace, *layers, value=0):
@@ -191,8 +188,7 @@ def test_numbers_of_layers_against_the_models():
     assert doubts(replace(named, model_layers=tuple(range(2, 10))), MODEL) == ["other-layers"]
     assert "one of 3 pipeline stages" in finding_of(random_trace(layers=2), "local-layers", MODEL).message
     assert doubts(blank(random_trace(layers=8), 0, 1), MODEL) == ["never-captured"]  # and not: missing elsewhere
-    dense = random_trace(model_layers=(0, 1, 2, 3, 4, 5))
-    assert "0 … 5" in finding_of(dense, "other-layer-numbers", MODEL).message
+    assert "0 … 5" in finding_of(random_trace(model_layers=(0, 1, 2, 3, 4, 5)), "other-layer-numbers", MODEL).message
 
 
 def test_layers_that_are_dropped_or_numbered_anew():

@@ -138,8 +138,7 @@ cells = st.one_of(st.integers(-1, 9).map(str), st.sampled_from(["", "x", "1e3", 
 def test_any_counts_in_csv(tmp_path, rows, data):
     text = sglang.COUNTS_CSV + "".join(",".join(row) + "\n" for row in rows)
     for rank in range(2):
-        name = f"expert_distribution_rank{rank}_timestamp1.5.csv"
-        saved(tmp_path, data.draw(damaged(text.encode())), name)
+        saved(tmp_path, data.draw(damaged(text.encode())), f"expert_distribution_rank{rank}_timestamp1.5.csv")
     workload_or_one_line(tmp_path)
 
 

@@ -99,8 +99,7 @@ def test_any_bytes(content, beginning):
 
 
 def test_finds():
-    row_of_an_moe_layer_is_none = '{"physical_to_logical_map": [[0, 1, 2, 3, 0, 1], null, [3, 2, 0, 2, 1, 3]]}'
-    assert outcome_of(row_of_an_moe_layer_is_none.encode(), 1) != "read"
+    assert outcome_of(b'{"physical_to_logical_map": [[0, 1, 2, 3, 0, 1], null, [3, 2, 0, 2, 1, 3]]}', 1) != "read"
     # PyTorch's own unpickler raises IndexErrors on these, and warns of protocols.
     data = saved_tensors({"physical_to_logical_map": torch.zeros(3, 6, dtype=torch.int64)})
     for other in (b"\x80\x02", b"\x80}", b"\x80\x39}"):

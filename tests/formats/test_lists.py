@@ -132,8 +132,7 @@ def test_read_as_the_parser_reads_it_or_not_at_all(document, separators, edits):
         text = text[:at] + inserted + text[at + 1 :]
     read = loads(text, MANY)
     if read is not None:
-        expected = json.loads(text)
-        assert repr(as_lists(_without_weights(read))) == repr(_without_weights(expected))
+        assert repr(as_lists(_without_weights(read))) == repr(_without_weights(json.loads(text)))
 
 
 def _without_weights(value: object) -> object:
@@ -175,8 +174,7 @@ def test_recordings_read_alike_either_way(tmp_path, form, changes, edits, indent
     for place, key, value in changes:
         record = records[place % len(records)]
         (record["choices"][0] if key == "routed_experts" and "choices" in record else record)[key] = value
-    text = json.dumps(records, indent=1) if indented and form == "answers" else "\n".join(map(json.dumps, records))
-    data = text.encode()
+    data = (json.dumps(records, indent=1) if indented and form == "answers" else "\n".join(map(json.dumps, records))).encode()
     for place, inserted in edits:
         at = place % (len(data) + 1)
         data = data[:at] + inserted + data[at + 1 :]
@@ -295,8 +293,7 @@ def test_objects_with_their_line_numbers_of_so_many_bytes_and_lists_and_no_more(
     assert len(records_of(path, longest=10)) == 2
     refused(path, "line 2: has more than", read=records_of, longest=9)
     monkeypatch.setattr(json_lines, "MAX_CONTAINERS", 4)
-    path = written(tmp_path, b'{"a": [[], []]}\n{"a": [[], [], []]}\n')
-    refused(path, "line 2: has more than 4 lists", read=records_of)
+    refused(written(tmp_path, b'{"a": [[], []]}\n{"a": [[], [], []]}\n'), "line 2: has more than 4 lists", read=records_of)
 
 
 def records_of(path: Path, **options: int) -> list:
@@ -324,8 +321,7 @@ SCHEMA = pa.schema([("name", pa.string()), ("at", pa.int64()), ("ids", pa.list_(
 @pytest.mark.parametrize("odd", ["", ', "odd": 1, "odd": 2'])
 def test_columns_whichever_parser_reads_them(tmp_path, odd):
     """pyarrow refuses a key that stands twice."""
-    text = f'\n{{"at": 1, "ids": [3, 4]{odd}}}\n\n{{"name": "x", "ids": null, "w": [NaN]}}\n'
-    path = written(tmp_path, text)
+    path = written(tmp_path, f'\n{{"at": 1, "ids": [3, 4]{odd}}}\n\n{{"name": "x", "ids": null, "w": [NaN]}}\n')
     assert columns(path, SCHEMA).to_pylist() == [{"name": None, "at": 1, "ids": [3, 4]}, {"name": "x", "at": None, "ids": None}]
     assert [line_of_row(path, row) for row in (0, 1)] == ["line 2", "line 4"]
 

@@ -224,8 +224,7 @@ def test_the_same_choices_are_the_same_layer_and_micro_batches_go_through_all_st
     read = read_workload(trace(tmp_path / "run", *ranks), model=MODEL)
     assert read.experts.shape == (2 * 3 * 40, 4, 2)
     np.testing.assert_array_equal(read.experts[40:80, 2], ranks[1][2]["top_indices"])
-    folder = trace(tmp_path / "run", *(run([0, 1], rank, seed=5) for rank in range(4)))
-    read = read_workload(folder)
+    read = read_workload(trace(tmp_path / "run", *(run([0, 1], rank, seed=5) for rank in range(4))))
     assert read.experts.shape == (80, 2, 2)
     assert codes(read) == {"tensor-parallel-copies": "warning"}
 

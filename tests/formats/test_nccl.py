@@ -31,10 +31,8 @@ def test_out_of_place_times_are_read_in_seconds(tmp_path):
     assert times.points == ((1024, pytest.approx(10e-6)), (1048576, pytest.approx(50e-6)))
     assert measured.name == "bench"
     assert measured.origin == "nccl-tests on NVIDIA H100 80GB HBM3, 1 node"
-    cluster = cluster_of(*[make_gpu()] * 4)
-    assert float(Profiled(measured).all_to_all(cluster, 1024)) == pytest.approx(10e-6)
-    line = fit_profile(measured).network
-    assert float(line.seconds(1048576 * 3 / 4)) == pytest.approx(50e-6)
+    assert float(Profiled(measured).all_to_all(cluster_of(*[make_gpu()] * 4), 1024)) == pytest.approx(10e-6)
+    assert float(fit_profile(measured).network.seconds(1048576 * 3 / 4)) == pytest.approx(50e-6)
 
 
 def test_several_collectives_and_prints_of_old_versions(tmp_path):
@@ -43,15 +41,12 @@ def test_several_collectives_and_prints_of_old_versions(tmp_path):
     assert [collective.operation for collective in measured.collectives] == ["all_to_all", "all_reduce"]
     assert measured.collectives[1].points[0] == (2048, pytest.approx(20e-6))
     assert "2 nodes" in measured.origin
-    text = nccl_test_log("sendrecv_perf", redop="none") + nccl_test_log(gpus=8)
-    read = read_costs(saved(tmp_path, text)).collectives
+    read = read_costs(saved(tmp_path, nccl_test_log("sendrecv_perf", redop="none") + nccl_test_log(gpus=8))).collectives
     assert [times.operation for times in read] == ["send_receive", "all_to_all"]
-    unnamed = saved(tmp_path, nccl_test_log(None), "send_recv-4.log")
-    assert read_costs(unnamed).collectives[0].operation == "send_receive"
+    assert read_costs(saved(tmp_path, nccl_test_log(None), "send_recv-4.log")).collectives[0].operation == "send_receive"
     reduced = nccl_test_log(None, redop="sum", root="", rows=((1048576, 10.0), (2097152, 20.0)))
     assert read_costs(saved(tmp_path, reduced)).collectives[0].operation == "all_reduce"
-    exchanged = nccl_test_log(None)
-    assert read_costs(saved(tmp_path, exchanged, "AllToAll-8.out")).collectives[0].operation == "all_to_all"
+    assert read_costs(saved(tmp_path, nccl_test_log(None), "AllToAll-8.out")).collectives[0].operation == "all_to_all"
 
 
 def test_other_binaries_in_a_log_are_left_out_with_a_note(tmp_path):
@@ -137,8 +132,7 @@ def test_other_texts_are_refused_with_the_place(tmp_path, text, parts):
 
 def test_logs_of_nothing_but_heads_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(nccl_pairs, "MAX_RANKS", 1000)
-    text = nccl_test_log() + "# Collective test starting: x\n" * 1001
-    refused(saved(tmp_path, text), "more than 1,000 ranks and tests")
+    refused(saved(tmp_path, nccl_test_log() + "# Collective test starting: x\n" * 1001), "more than 1,000 ranks and tests")
 
 
 def drawn_from(paths, kind=None):

@@ -155,8 +155,7 @@ def test_every_type_of_the_catalogue_has_its_links():
     for node in node_types().values():
         if node.link_bandwidth is not None:
             links = LINKS[node.gpu]
-            over_pcie = PCIE_LANE[links.pcie] * LANES
-            own = over_pcie if "pcie" in node.name else links.nvlink * links.nvlinks
+            own = PCIE_LANE[links.pcie] * LANES if "pcie" in node.name else links.nvlink * links.nvlinks
             assert node.link_bandwidth == pytest.approx(own), node.name
 
 

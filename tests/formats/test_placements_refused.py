@@ -14,9 +14,10 @@ import torch
 from engine.formats.placements import TARGETS, open_plan_file, read_deployed, recognise, write_placement
 from engine.plan import Plan, SendOrder, Travel
 from engine.result import Provenance
+from tests.cases import checkers
 from tests.cases import plan_files as good
 from tests.cases.files import refused
-from tests.cases.plan_files import EVEN, NAMES, SINGLE, TINY, model_of, placed, saved_tensors
+from tests.cases.plan_files import EVEN, NAMES, SINGLE, TINY, held_by, model_of, placed, saved_tensors
 from tests.cases.refusals import refusal
 
 ZEROS = "[0, 1, 2, 3, 0, 1]"
@@ -222,17 +223,14 @@ def test_replicas_where_there_are_none(target):
 @pytest.mark.parametrize("target", [target for target in TARGETS if target not in SINGLE])
 def test_another_model(target):
     assert advice_of(target, EVEN, model_of(4, (0,), 4)) == "the plan places 2 MoE layers, but the model tiny has 3"
-    said = advice_of(target, EVEN, model_of(3, (0,), 5))
-    assert said == "the plan places 4 experts per layer, but the model tiny has 5"
-    said = advice_of(target, EVEN, model_of(3, (1,), 4))
-    assert said == "layer 0 of the plan is model layer 1, of the model tiny it is 0"
+    assert advice_of(target, EVEN, model_of(3, (0,), 5)) == "the plan places 4 experts per layer, but the model tiny has 5"
+    assert advice_of(target, EVEN, model_of(3, (1,), 4)) == "layer 0 of the plan is model layer 1, of the model tiny it is 0"
 
 
 def test_names_that_an_engine_would_not_open():
     said = advice_of("sglang", EVEN, name="map.txt")
     assert said == "map.txt: SGLang reads its expert locations by extension; call the file .json or .pt"
-    said = advice_of("vllm-ascend", EVEN, name="map.txt")
-    assert said == "map.txt: vLLM-Ascend only takes expert maps that are called .json"
+    assert advice_of("vllm-ascend", EVEN, name="map.txt") == "map.txt: vLLM-Ascend only takes expert maps that are called .json"
     assert "only TensorRT-LLM" in advice_of("sglang", EVEN, mtp=True)
 
 
@@ -269,8 +267,9 @@ def test_what_no_engine_can_carry_is_said():
     notes = {target: " ".join(write_placement(target, EVEN, TINY, NAMES[target][0]).notes) for target in WITH_REPLICAS}
     assert "attention data parallelism" in notes["trtllm"] and "DeepseekV3ForCausalLM" in notes["trtllm"]
     assert "for lack of layer 3" in notes["trtllm"]
-    with_mtp = write_placement("trtllm", EVEN, TINY, "x.yaml", mtp=True).notes
-    assert "layer 3 is the MTP layer's, a copy of layer 2" in " ".join(with_mtp)
+    with_mtp = write_placement("trtllm", EVEN, TINY, "x.yaml", mtp=True)
+    assert "layer 3 is the MTP layer's, a copy of layer 2" in " ".join(with_mtp.notes)
+    assert checkers.tensorrt_llm(with_mtp.files["x.yaml"], (1, 2), 4, 2, mtp=3) == held_by(EVEN)
     assert "#41141" in notes["vllm"] and "first model runner" in notes["vllm-ascend"]
     parts = {"name": "p", "send_order": SendOrder(mode="concurrent"), "provenance": Provenance(optimiser="t")}
     plan = Plan(placement=EVEN, travel=Travel(unit="node"), **parts)

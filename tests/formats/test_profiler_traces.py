@@ -60,8 +60,7 @@ def test_collectives_have_bytes_and_ranks(tmp_path):
         ("all_reduce", 8): ((2048, pytest.approx(33e-6)),),
         ("all_reduce", 2): ((2048, pytest.approx(11e-6)),),
     }
-    cluster = cluster_of(*[make_gpu()] * 8)
-    assert float(Profiled(measured).all_to_all(cluster, 3072)) == pytest.approx(75e-6)
+    assert float(Profiled(measured).all_to_all(cluster_of(*[make_gpu()] * 8), 3072)) == pytest.approx(75e-6)
 
 
 def test_other_collectives_are_counted_and_the_device_may_come_last(tmp_path):
@@ -191,8 +190,7 @@ def test_a_name_says_which_kernel_it_is(name, says):
 
 
 def test_names_outside_the_library():
-    low_latency = ("low-latency", "dispatch", None, None, None)
-    assert kernel_of("void dpsk::ep::internode::dispatch_ll(void*)") == low_latency
+    assert kernel_of("void dpsk::ep::internode::dispatch_ll(void*)") == ("low-latency", "dispatch", None, None, None)
     for name in ("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", "void dispatch<8>(int)", ""):
         assert kernel_of(name) is None
 
@@ -201,8 +199,7 @@ DISPATCH = "void deep_ep::intranode::dispatch<8, 768, 8192>(int4*)"
 
 
 def test_a_trace_says_how_often_and_how_long_but_not_how_much(tmp_path):
-    launches = [kernel(id=None, dur=100.0 + 10 * number, name=DISPATCH) for number in range(11)]
-    measured = read(tmp_path, *launches)
+    measured = read(tmp_path, *[kernel(id=None, dur=100.0 + 10 * number, name=DISPATCH) for number in range(11)])
     (times,) = measured.exchanges
     assert (times.kernels, times.part, times.gpus, times.launches) == ("intranode", "dispatch", 8, 11)
     assert (times.low, times.median, times.high) == pytest.approx((110e-6, 150e-6, 190e-6))
@@ -264,6 +261,5 @@ def test_more_than_is_read_and_one_endless_value_are_refused_and_nothing_taken_i
     assert file.tell() < 10_000
     monkeypatch.setattr(kineto, "PIECE", 1000)
     file = io.StringIO('{"events": [' + ",".join(["1"] * 50_000) + "]}")
-    reader = read_members(file, PATH, "events", 10**6)
-    next(reader)
+    next(read_members(file, PATH, "events", 10**6))
     assert file.tell() < 5000

@@ -250,8 +250,7 @@ def test_random_bytes_parse_or_are_refused(tmp_path, extension, beginning, middl
 @pytest.mark.parametrize("limit", ["MAX_KEYS", "MAX_VALUES"])
 def test_more_parts_than_memory_may_hold(tmp_path, monkeypatch, limit):
     monkeypatch.setattr(formats.source, limit, 2)
-    path = written(tmp_path, '{"a": 1, "b": 2, "c": [3, 4]}', "cluster.json")
-    refused(path, "has more than 2", read=read_cluster)
+    refused(written(tmp_path, '{"a": 1, "b": 2, "c": [3, 4]}', "cluster.json"), "has more than 2", read=read_cluster)
 
 
 @pytest.mark.parametrize(

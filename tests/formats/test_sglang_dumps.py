@@ -22,8 +22,7 @@ def tokens(number, mode, positions, chosen, extended=None, rank=0, misc=None):
 
 
 def test_slots_become_experts_of_the_moe_layers(tmp_path):
-    path = dump(tmp_path, [tokens(1, EXTEND, [0, 1, 2], [[0, 3], [1, 4], [2, 0]], [3])], SLOTS)
-    trace = read_workload(path)
+    trace = read_workload(dump(tmp_path, [tokens(1, EXTEND, [0, 1, 2], [[0, 3], [1, 4], [2, 0]], [3])], SLOTS))
     assert trace.experts.tolist() == [[[3, 0]], [[2, 0]], [[1, 3]]]
     assert trace.experts.dtype == np.int16
     holds(trace, num_experts=4, model_layers=(1,), sequence=[0, 0, 0], phase=[PREFILL] * 3, source_rank=None, codes=[])
@@ -81,10 +80,8 @@ def test_sequences_are_followed_through_passes(tmp_path, passes, sequences, phas
 
 
 def test_ranks_are_sources_in_the_order_of_passes(tmp_path):
-    first = [tokens(2, EXTEND, [0], [[2]], [1]), tokens(1, EXTEND, [0], [[0]], [1])]
-    dump(tmp_path, first, SLOTS, 0, "100.5")
-    second = [tokens(1, EXTEND, [0, 1], [[1], [1]], [2], 1), tokens(2, IDLE, [], [], None, 1)]
-    dump(tmp_path, second, SLOTS, 1, "100.7")
+    dump(tmp_path, [tokens(2, EXTEND, [0], [[2]], [1]), tokens(1, EXTEND, [0], [[0]], [1])], SLOTS, 0, "100.5")
+    dump(tmp_path, [tokens(1, EXTEND, [0, 1], [[1], [1]], [2], 1), tokens(2, IDLE, [], [], None, 1)], SLOTS, 1, "100.7")
     trace = read_workload(tmp_path)
     assert trace.experts[:, 0, 0].tolist() == [3, 2, 2, 1]
     holds(trace, source_rank=[0, 1, 1, 0], sequence=[0, 1, 1, 2])
@@ -177,8 +174,7 @@ def test_two_files_of_a_rank(tmp_path, member):
     ],
 )
 def test_bad_dumps(tmp_path, change, words):
-    path = dump(tmp_path, [tokens(1, EXTEND, [0, 1], [[0, 1], [1, 2]], [2]) | change], SLOTS)
-    refused(path, *words)
+    refused(dump(tmp_path, [tokens(1, EXTEND, [0, 1], [[0, 1], [1, 2]], [2]) | change], SLOTS), *words)
 
 
 # Three experts in four slots, of which expert 0 has two; the first layer is dense.
@@ -211,8 +207,7 @@ def test_passes_stand_in_the_order_of_their_numbers_and_a_rank_may_miss_some(tmp
 
 def test_low_latency_ranks_count_what_they_receive(tmp_path):
     """Each rank knows its own slots alone: their sum is right, by rank they are not sources."""
-    path = dump(tmp_path, [one_pass(1, 1, [0, 0, 5, 6])], PASS_SLOTS, 1)
-    refused(path, "low-latency", "that of rank 0 is missing")
+    refused(dump(tmp_path, [one_pass(1, 1, [0, 0, 5, 6])], PASS_SLOTS, 1), "low-latency", "that of rank 0 is missing")
     dump(tmp_path, [one_pass(1, 0, [3, 4, 0, 0])], PASS_SLOTS, 0)
     holds(read_workload(tmp_path), load=[[10, 5, 3]], by_source=None)
 

@@ -30,11 +30,9 @@ def test_ranks_and_iterations_add_up(tmp_path):
 
 
 def test_steps_come_in_order_many_are_spans_and_counts_may_have_32_bits(tmp_path):
-    counts = {f"{iteration}_1": [iteration, 0, 0, 0] for iteration in (9, 10, 100)}
-    load = read_workload(recording(tmp_path / "run", [counts]))
+    load = read_workload(recording(tmp_path / "run", [{f"{iteration}_1": [iteration, 0, 0, 0] for iteration in (9, 10, 100)}]))
     assert load.by_step[:, 0, 0].tolist() == [9, 10, 100]  # whatever their names sort like
-    counts = {f"{iteration}_1": [1, 0, 0, 0] for iteration in range(130)}
-    load = read_workload(recording(tmp_path / "run", [counts]))
+    load = read_workload(recording(tmp_path / "run", [{f"{iteration}_1": [1, 0, 0, 0] for iteration in range(130)}]))
     assert load.by_step.shape == (64, 1, 4)
     assert load.by_step[:, 0, 0].tolist() == [3] * 2 + [2] * 62
     save_file({"0_1": np.array([1, 2], np.int32)}, tmp_path / "rank0.safetensors")
@@ -63,12 +61,9 @@ def test_counts_that_are_not_of_the_models_experts(tmp_path, ranks, experts, opt
 
 
 def test_counts_without_a_model_and_with_layers_missing(tmp_path):
-    folder = recording(tmp_path / "run", [{"0_1": [1] * 6}], experts=6)
-    assert read_workload(folder, num_experts=6).num_experts == 6
-    load = read_workload(recording(tmp_path / "two", TWO_RANKS))
-    assert codes(load)["slots-or-experts"] == "warning"
-    load = read_workload(recording(tmp_path / "one", [{"0_1": [1, 1, 0, 0]}]), model=MODEL)
-    assert codes(load)["missing-layers"] == "error"
+    assert read_workload(recording(tmp_path / "run", [{"0_1": [1] * 6}], experts=6), num_experts=6).num_experts == 6
+    assert codes(read_workload(recording(tmp_path / "two", TWO_RANKS)))["slots-or-experts"] == "warning"
+    assert codes(read_workload(recording(tmp_path / "one", [{"0_1": [1, 1, 0, 0]}]), model=MODEL))["missing-layers"] == "error"
 
 
 def test_the_layer_after_the_last_is_of_mtp(tmp_path):
@@ -117,8 +112,7 @@ def test_counts_are_held_against_tokens(tmp_path):
 
 
 def test_tokens_that_do_not_add_up(tmp_path):
-    folder = recording(tmp_path / "run", TWO_RANKS, tokens=[{"7_1": 5}, {"7_1": 1}])
-    load = read_workload(folder, model=MODEL)
+    load = read_workload(recording(tmp_path / "run", TWO_RANKS, tokens=[{"7_1": 5}, {"7_1": 1}]), model=MODEL)
     assert codes(load)["conservation"] == "error"
     assert any("Rank 0 counts 8 token copies in model layer 1" in found.message for found in load.origin.findings)
 
@@ -207,8 +201,7 @@ def test_plans_that_did_not_run_or_may_not_have(tmp_path):
     (folder / "same.yml").write_text(PLAN)
     np.testing.assert_array_equal(read_workload(folder, model=MODEL).load, FOLDED)
     (folder / "other.yaml").write_text(PLAN.replace("[0, 1, 2, 3, 0, 1]", "[0, 1, 2, 3, 3, 3]"))
-    said = refusal(read_workload, folder, model=MODEL)
-    assert "moe.yaml and other.yaml differ, say which ran" in said
+    assert "moe.yaml and other.yaml differ, say which ran" in refusal(read_workload, folder, model=MODEL)
 
 
 @pytest.mark.parametrize("row", [[3, 2, 1, 0], [0, 1, 2, 3]])

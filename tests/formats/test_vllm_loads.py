@@ -40,8 +40,7 @@ def test_both_forms(tmp_path, form):
 
 
 def test_every_line_is_folded_by_its_own_map(tmp_path):
-    records = [stats(1, FIRST), stats(2, FIRST, MOVED), stats(3, FIRST, MOVED), stats(4, FIRST)]
-    load = read_workload(saved(tmp_path, *records))
+    load = read_workload(saved(tmp_path, stats(1, FIRST), stats(2, FIRST, MOVED), stats(3, FIRST, MOVED), stats(4, FIRST)))
     np.testing.assert_array_equal(load.by_step[:, 1], [[1, 11, 2], [1, 8, 5], [1, 8, 5], [1, 11, 2]])
     (finding,) = load.origin.findings
     assert (finding.code, finding.layers) == ("balancer-moved", (1,))
@@ -200,8 +199,7 @@ def test_numbers_of_layers(tmp_path, dense, numbers):
     """A number beyond the MoE layers, or of a dense one, shows how layers were counted."""
     layers = (3,) if len(dense) == 3 else (0, 3)
     model = MoEModel(name="m", layers=5, dense_layers=dense, experts=8, experts_per_token=2, d_model=8, d_ff=8)
-    paths = [logged(tmp_path, layer) for layer in layers]
-    assert read_workload(paths, model=model).model_layers == numbers
+    assert read_workload([logged(tmp_path, layer) for layer in layers], model=model).model_layers == numbers
 
 
 def test_lines_between_and_numbers_that_pyarrow_does_not_read_but_python_does(tmp_path):
@@ -210,8 +208,7 @@ def test_lines_between_and_numbers_that_pyarrow_does_not_read_but_python_does(tm
         ("\n", '\n\n{"type": "flush"}\n', 2),
         ('"token_idx": 1,', '"token_idx": 1, "token_idx": 1,', -1),
     ):
-        trace = read_workload(saved_text(tmp_path, text.replace(before, after, most)))
-        assert trace.experts[:, 0].tolist() == ROUTED[0]
+        assert read_workload(saved_text(tmp_path, text.replace(before, after, most))).experts[:, 0].tolist() == ROUTED[0]
     refused(saved_text(tmp_path, text[:-20]), "line 5", "was cut short")
 
 

@@ -55,8 +55,7 @@ def test_older_lists_in_two_places(tmp_path):
 
 def test_routing_beside_the_choices_and_answers_without(tmp_path):
     for record in ({"choices": [{"index": 0, "text": "Yes"}], "usage": USAGE}, {"generated_text": ["Yes"]}):
-        path = saved(tmp_path, record | {"routed_experts": FORMS["LightLLM"]})
-        assert read_workload(path).experts.tolist() == ROWS
+        assert read_workload(saved(tmp_path, record | {"routed_experts": FORMS["LightLLM"]})).experts.tolist() == ROWS
     trace = read_workload(saved(tmp_path, answer(None), answer(npy(ROWS)), answer([])))
     assert trace.tokens == 3
     (finding,) = trace.origin.findings
@@ -83,14 +82,12 @@ def test_rows_of_a_prompt_left_out_in_the_request(tmp_path):
     trace = read_workload(saved(tmp_path, answer(npy(ROWS), {"prompt_tokens": 3, "completion_tokens": 2})))
     holds(trace, phase=[0, 0, 1], codes=["prompt-cut"])
     start = {"shape": [3, 2, 2], "dtype": "uint8", "start": 1, "data": base64.b64encode(bare(ROWS, "B")).decode()}
-    engine_data = {"nvext": {"engine_data": {"routed_experts": start}}}
-    record = engine_data | {"choices": [{"index": 0}], "usage": {"prompt_tokens": 2}}
+    record = {"nvext": {"engine_data": {"routed_experts": start}}, "choices": [{"index": 0}], "usage": {"prompt_tokens": 2}}
     assert read_workload(saved(tmp_path, record)).phase.tolist() == [0, 1, 1]
 
 
 def test_prompt_ids_say_how_long_a_prompt_is_and_phases_are_all_known_or_none(tmp_path):
-    outputs = [{"token_ids": [1, 2], "routed_experts": ROWS}]
-    offline = {"request_id": "7", "prompt_token_ids": [9, 9], "outputs": outputs}
+    offline = {"request_id": "7", "prompt_token_ids": [9, 9], "outputs": [{"token_ids": [1, 2], "routed_experts": ROWS}]}
     assert read_workload(saved(tmp_path, offline)).phase.tolist() == [0, 0, 1]
     trace = read_workload(saved(tmp_path, answer(npy(ROWS)), answer(npy(ROWS), usage=None)))
     assert trace.phase is None
@@ -123,8 +120,7 @@ def test_layers_are_numbered_as_in_the_model(tmp_path):
     assert read_workload(saved(tmp_path, answer(npy(ROWS))), model=MODEL).model_layers == (1, 2)
     all_layers = [[[0, 0], *row] for row in ROWS]
     holds(read_workload(saved(tmp_path, answer(npy(all_layers))), model=MODEL), model_layers=(1, 2), experts=ROWS)
-    path = saved(tmp_path, answer(npy(all_layers)))
-    assert read_workload(path).model_layers is None
+    assert read_workload(saved(tmp_path, answer(npy(all_layers)))).model_layers is None
     text = base64.b64encode(bare(all_layers)).decode()  # without a shape, which the model tells
     path = saved(tmp_path, {"choices": [{"index": 0}], "nvext": {"routed_experts": text}})
     assert read_workload(path, model=MODEL).experts.tolist() == ROWS
@@ -158,10 +154,8 @@ def test_bad_answers(tmp_path, record, parts):
 def test_requests_of_different_models_and_other_answers(tmp_path):
     path = saved(tmp_path, answer(ROWS), answer([[[1, 2]]]))
     refused(path, "line 2", "1 layers and k = 2", "first request 2 layers", "one model")
-    path = saved_text(tmp_path, json.dumps([answer(ROWS), 3], indent=1), "list.json")
-    refused(path, "entry 1", "JSON object")
-    of_sglang = saved(tmp_path, {"text": "", "meta_info": {"routed_experts": "AAAA"}})
-    assert "routed-experts" not in refused(of_sglang)
+    refused(saved_text(tmp_path, json.dumps([answer(ROWS), 3], indent=1), "list.json"), "entry 1", "JSON object")
+    assert "routed-experts" not in refused(saved(tmp_path, {"text": "", "meta_info": {"routed_experts": "AAAA"}}))
 
 
 def test_experts_are_held_against_the_model(tmp_path):
@@ -200,11 +194,9 @@ def test_archives_of_requests(tmp_path):
     assert (trace.phase, trace.origin.findings[0].code) == (None, "phase-unknown")
     assert read_workload(request(tmp_path, "a.npz", FIRST[:, :, 0])).k == 1
     paths = [request(tmp_path, f"{name}.npz", experts) for name, experts in (("r1", FIRST), ("r2", FIRST[:, :1]))]
-    said = refusal(read_workload, paths)
-    assert said.startswith("r2.npz: has 1 layers and k = 2, but the first request 2 layers and k = 2")
+    assert refusal(read_workload, paths).startswith("r2.npz: has 1 layers and k = 2, but the first request 2 layers and k = 2")
     paths[1] = request(tmp_path, "r2.npz", FIRST + 90)
-    said = refusal(read_workload, paths, num_experts=8)
-    assert "r2.npz, token 0, layer 0: expert 91 is out of range" in said
+    assert "r2.npz, token 0, layer 0: expert 91 is out of range" in refusal(read_workload, paths, num_experts=8)
 
 
 @pytest.mark.parametrize(

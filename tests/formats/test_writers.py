@@ -164,8 +164,7 @@ def test_a_dump_of_sglangs_recorder(tmp_path_factory, load):
     assert counts.dtype == (torch.int64 if by_rank else torch.int32)
     assert tuple(counts.shape) == (len(parts), max(load.model_layers) + 1, load.num_experts)
     np.testing.assert_array_equal(counts[:, list(load.model_layers)].numpy(), np.rint(parts))
-    dense = np.setdiff1d(np.arange(counts.shape[1]), load.model_layers)
-    assert not counts[:, dense].any()
+    assert not counts[:, np.setdiff1d(np.arange(counts.shape[1]), load.model_layers)].any()
     assert any("rounded" in phrase for phrase in lost) == bool((parts != np.rint(parts)).any())
 
 

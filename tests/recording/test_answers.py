@@ -63,8 +63,7 @@ def test_vllm_s_older_lists(vllm, from_vllm, out):
 
 
 def test_several_at_a_time_give_the_same_recording(vllm, record, tmp_path):
-    lines = [json.dumps({"prompt": list(range(1 + number % 7))}) for number in range(20)]
-    (tmp_path / "p.jsonl").write_text("\n".join(lines))
+    (tmp_path / "p.jsonl").write_text("\n".join([json.dumps({"prompt": list(range(1 + number % 7))}) for number in range(20)]))
     for concurrency in (1, 8):
         options = ("--prompts", tmp_path / "p.jsonl", "--concurrency", concurrency)
         assert record("--vllm", vllm.url, *options, "-o", tmp_path / f"{concurrency}.npz")[0] == 0

@@ -160,8 +160,7 @@ def test_a_file_that_is_still_being_written_is_waited_for(folder):
 
 def test_files_that_do_not_come_or_stay_cut_short(folder, monkeypatch):
     (folder / "expert_distribution_recorder_7.0.pt").write_bytes(b"PK\x03\x04 cut")
-    said = refusal(sglang.wait_for_dumps, folder, set(), 1, 0.2, lambda: False)
-    assert "no file came that is complete within 0.2 s" in said
+    assert "no file came that is complete within 0.2 s" in refusal(sglang.wait_for_dumps, folder, set(), 1, 0.2, lambda: False)
     assert "no file came" in refusal(sglang.wait_for_dumps, folder, set(), 1, 600, lambda: True)
     monkeypatch.setattr(sglang, "QUIET_SECONDS", 0.3)
     torch.save({}, folder / "expert_distribution_recorder_7.0_0.pt")
@@ -220,8 +219,7 @@ def test_the_documentation_and_the_estimates_know_every_way():
     assert sum(len(guide.ways) for guide in GUIDES) == len(WAYS)
     assert set(WAYS) == set(ESTIMATES)
     # Against the length of Python's json for ids that are all equally frequent.
-    ids = [[(token * 8 + choice) % 256 for choice in range(8)] for token in range(256)]
-    written = 58 * len(json.dumps(ids)) / 256
+    written = 58 * len(json.dumps([[(token * 8 + choice) % 256 for choice in range(8)] for token in range(256)])) / 256
     assert estimate("megatron", R1, 1).bytes == pytest.approx(written, rel=0.01)
     assert f"{written / 1e3:.1f} kB" in WAYS["megatron"].size
     estimated = estimate("sglang-answers", R1, tokens=100_000)
