@@ -43,7 +43,7 @@ def doubts(workload: Workload, model: MoEModel | None = None) -> list[str]:
 def holds(workload: Workload, **parts: object) -> None:
     """Assert that a recording has these parts, arrays being compared as lists. codes: those of its reader's findings, in a dict
     with their severities."""
-    findings = workload.origin.findings
+    findings = workload.origin.findings if workload.origin else ()
     for name, expected in parts.items():
         part = [finding.code for finding in findings] if name == "codes" else getattr(workload, name)
         if name == "codes" and isinstance(expected, dict):

@@ -81,13 +81,6 @@ def test_any_archive_of_a_request(data, prompt):
         workload_or_one_line(Path(folder))
 
 
-@pytest.mark.parametrize("experts", [np.array(3), np.zeros((1, 1, 1, 1), int)])
-def test_other_shapes_of_a_request(tmp_path, experts):
-    path = tmp_path / "request.npz"
-    np.savez(path, routed_experts=experts, prompt_token_ids=np.arange(2))
-    assert "[tokens, layers, k]" in workload_or_one_line(path)
-
-
 TOKENS = [
     sglang.token_record(number, 0, mode, positions, [[[]] * 2, [[0, 1], [2, 3]]], extended, [sglang.traffic_entry(1, [1, 2])])
     for number, mode, positions, extended in (

@@ -28,54 +28,38 @@ def of_mtp(step: int, rank: int, chosen: list) -> dict:
 
 
 def test_layers_of_a_step_are_put_together(tmp_path):
-    folder = trace(
-        tmp_path / "run",
-        [
-            record(0, 0, 0, [[1, 2], [3, 4]]),
-            record(0, 1, 0, [[5, 6], [7, 0]]),
-            record(1, 0, 0, [[2, 1]]),
-            record(1, 1, 0, [[0, 3]]),
-        ],
-    )
+    records = [record(0, 0, 0, [[1, 2], [3, 4]]), record(0, 1, 0, [[5, 6], [7, 0]])]
+    folder = trace(tmp_path / "run", [*records, record(1, 0, 0, [[2, 1]]), record(1, 1, 0, [[0, 3]])])
     (folder / "hidden_states_rank0.bin").write_bytes(b"\0\1" * 40)
     (part,) = parts([folder])
     assert (part.format.name, len(part.paths)) == ("megatron-router-trace", 1)
-    read = read_workload(folder)
-    np.testing.assert_array_equal(read.experts, [[[1, 2], [5, 6]], [[3, 4], [7, 0]], [[2, 1], [0, 3]]])
-    assert (read.model_layers, read.num_experts, read.source_rank.tolist(), codes(read)) == ((0, 1), 8, [0, 0, 0], {})
+    experts = [[[1, 2], [5, 6]], [[3, 4], [7, 0]], [[2, 1], [0, 3]]]
+    holds(read_workload(folder), experts=experts, model_layers=(0, 1), num_experts=8, source_rank=[0, 0, 0], codes={})
+
+
+# Data-parallel ranks are sources, in the order of steps.
+SOURCES = [
+    [record(0, 0, 0, [[0, 1]]), record(1, 0, 0, [[0, 2]])],
+    [record(0, 0, 1, [[0, 3], [0, 4]]), record(1, 0, 1, [[0, 5]])],
+]
+# The rank in the file counts, not its name.
+TWELVE = [[record(0, 0, rank, [[0, rank]] * (1 + rank % 2))] for rank in range(12)]
+IN_ORDER = [rank for rank in range(12) for _ in range(1 + rank % 2)]
+# Two micro-batches, forward one after the other.
+BATCHES = [[record(0, layer, 0, [[batch, 2 + layer], [batch, 4 + layer]]) for batch in (0, 1) for layer in (0, 1)]]
 
 
 @pytest.mark.parametrize(
     ("ranks", "stages", "second", "sources"),
     [
-        (  # data-parallel ranks are sources, in the order of steps
-            [
-                [record(0, 0, 0, [[0, 1]]), record(1, 0, 0, [[0, 2]])],
-                [record(0, 0, 1, [[0, 3], [0, 4]]), record(1, 0, 1, [[0, 5]])],
-            ],
-            None,
-            [1, 3, 4, 2, 5],
-            [0, 1, 1, 0, 1],
-        ),
-        (  # the rank in the file counts, not its name
-            [[record(0, 0, rank, [[0, rank]] * (1 + rank % 2))] for rank in range(12)],
-            1,
-            [0, 1, 1, 2, 3, 3, 4, 5, 5, 6, 7, 7, 8, 9, 9, 10, 11, 11],
-            [0, 1, 1, 2, 3, 3, 4, 5, 5, 6, 7, 7, 8, 9, 9, 10, 11, 11],
-        ),
-        (  # two micro-batches, forward one after the other
-            [[record(0, layer, 0, [[batch, 2 + layer], [batch, 4 + layer]]) for batch in (0, 1) for layer in (0, 1)]],
-            None,
-            [[2, 3], [4, 5], [2, 3], [4, 5]],
-            [0] * 4,
-        ),
+        (SOURCES, None, [[1], [3], [4], [2], [5]], [0, 1, 1, 0, 1]),
+        (TWELVE, 1, [[rank] for rank in IN_ORDER], IN_ORDER),
+        (BATCHES, None, [[2, 3], [4, 5], [2, 3], [4, 5]], [0] * 4),
     ],
 )
 def test_order_of_tokens(tmp_path, ranks, stages, second, sources):
     read = read_workload(trace(tmp_path / "run", *ranks), stages=stages)
-    chosen = read.experts[:, :, 1]
-    assert (chosen[:, 0] if read.layers == 1 else chosen).tolist() == second
-    assert read.source_rank.tolist() == sources
+    assert (read.experts[:, :, 1].tolist(), read.source_rank.tolist()) == (second, sources)
 
 
 SIDECARS = {"hs_offset": 0, "hs_bytes": 8, "hs_shape": [1, 4], "logit_offset": 0}

@@ -236,25 +236,14 @@ def test_names_that_an_engine_would_not_open():
 
 def test_what_to_add_for_each_engine():
     lines = {target: write_placement(target, EVEN, TINY, NAMES[target][0]).lines for target in WITH_REPLICAS}
-    assert lines["sglang"] == (
-        "--init-expert-location plan.json",
-        "--ep-num-redundant-experts 2",
-        "--ep-size 2",
-        "--ep-dispatch-algorithm dynamic",
-    )
-    assert lines["trtllm"] == (
-        "moe_config:",
-        "  load_balancer: plan.yaml",
-        "enable_attention_dp: true",
-        "moe_expert_parallel_size: 2",
-    )
+    slots = ("--ep-num-redundant-experts 2", "--ep-size 2", "--ep-dispatch-algorithm dynamic")
+    assert lines["sglang"] == ("--init-expert-location plan.json", *slots)
+    config = ("moe_config:", "  load_balancer: plan.yaml")
+    assert lines["trtllm"] == (*config, "enable_attention_dp: true", "moe_expert_parallel_size: 2")
     *flags, (option, settings) = map(shlex.split, lines["vllm"])
     assert flags == [["--enable-expert-parallel"], ["--enable-eplb"]] and option == "--eplb-config"
-    assert json.loads(settings) == {
-        "num_redundant_experts": 2,
-        "initial_mapping_path": "plan.jsonl",
-        "disable_online_rebalancing": True,
-    }
+    carried = {"num_redundant_experts": 2, "initial_mapping_path": "plan.jsonl"}
+    assert json.loads(settings) == carried | {"disable_online_rebalancing": True}
     _, (option, settings) = map(shlex.split, lines["vllm-ascend"])
     assert option == "--additional-config"
     assert json.loads(settings) == {"eplb_config": {"expert_map_path": "plan.json"}}

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from engine import formats
 from engine.formats import identify, members, parts, read_cluster, read_model, read_plan, read_workload, split_member
-from engine.formats.format import BELONGS, Format, Glance
+from engine.formats.format import BELONGS, Glance
 from engine.formats.known import FORMATS
 from engine.formats.recognition import STRANGERS
 from engine.formats.source import without_ids
@@ -132,24 +132,11 @@ def test_several_recordings_and_no_file_are_not_taken_for_one(tmp_path):
     recording(tmp_path / "a.npz")
     written(tmp_path, STATISTICS, "b.json")
     assert "2 recordings (a and b); give the files of one" in refusal(read_workload, tmp_path)
+    (part,) = parts([tmp_path / "a.npz", tmp_path / "a.npz"])  # named twice
+    assert part.paths == (tmp_path / "a.npz",)
     refused(tmp_path / "none.csv", "no such file")
     (tmp_path / "folder.csv").mkdir()
     refused(tmp_path / "folder.csv", "is an empty folder")
-
-
-def test_files_of_one_recording_are_read_together(tmp_path, monkeypatch):
-    def read(sources):
-        return read_workload(recording(tmp_path / "joined.npz"), name=f"{sources[0].name} of {len(sources)}")
-
-    ranks = Format(
-        "ranks", "ranks", "routing", lambda glance: b"rank" in glance.head, read, lambda path: path.stem.rsplit("_", 1)[0]
-    )
-    monkeypatch.setattr("engine.formats.recognition.FORMATS", (ranks, *FORMATS))
-    files = [written(tmp_path, "rank", f"{run}_{rank}.txt") for run in ("first", "second") for rank in (0, 1)]
-    assert [(part.name, len(part.paths)) for part in parts(files)] == [("first", 2), ("second", 2)]
-    assert read_workload(files[:2]).name == "first of 2"
-    (part,) = parts([files[0], files[0]])  # named twice
-    assert part.paths == (files[0],)
 
 
 def look_at(folder: Path, text: bytes) -> Glance:

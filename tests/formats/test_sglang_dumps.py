@@ -42,41 +42,29 @@ def test_passes_of_other_k(tmp_path):
 ONE_EACH = [[0], [1], [2], [3], [0]]
 
 
+# Two requests, which a third one joins; the second one has ended.
+JOINED = [(EXTEND, [0, 1, 2, 0, 1], [3, 2]), (DECODE, [3, 2], None), (EXTEND, [0, 1, 2, 3], [4])]
+JOINED += [(DECODE, [4, 3, 4], None), (DECODE, [5, 5], None)]
+CHUNKED = [(EXTEND, [0, 1], [2]), (EXTEND, [2, 3, 0], [2, 1]), (MIXED, [4, 5, 1], [2, 1])]
+VERIFIED = [(VERIFY, [7, 8, 3, 4], None), (VERIFY, [9, 10, 5, 6], None)]
+
+
 @pytest.mark.parametrize(
     ("passes", "sequences", "phases", "found"),
     [
-        (
-            [
-                (EXTEND, [0, 1, 2, 0, 1], [3, 2]),  # two requests
-                (DECODE, [3, 2], None),
-                (EXTEND, [0, 1, 2, 3], [4]),  # a third one joins
-                (DECODE, [4, 3, 4], None),
-                (DECODE, [5, 5], None),  # the second one has ended
-            ],
-            [0, 0, 0, 1, 1, 0, 1, 2, 2, 2, 2, 0, 1, 2, 0, 2],
-            [PREFILL] * 5 + [DECODED] * 2 + [PREFILL] * 4 + [DECODED] * 5,
-            [],
-        ),
-        (  # a prompt in chunks is one sequence
-            [(EXTEND, [0, 1], [2]), (EXTEND, [2, 3, 0], [2, 1]), (MIXED, [4, 5, 1], [2, 1])],
-            [0, 0, 0, 0, 1, 0, 0, 1],
-            [PREFILL] * 7 + [DECODED],
-            [],
-        ),
-        (
-            [(VERIFY, [7, 8, 3, 4], None), (VERIFY, [9, 10, 5, 6], None)],
-            [0, 0, 1, 1, 0, 0, 1, 1],
-            [DECODED] * 8,
-            ["drafts-verified"],
-        ),
+        (JOINED, [0, 0, 0, 1, 1, 0, 1, 2, 2, 2, 2, 0, 1, 2, 0, 2], [5, 2, 4, 5], []),
+        (CHUNKED, [0, 0, 0, 0, 1, 0, 0, 1], [7, 1], []),  # a prompt in chunks is one sequence
+        (VERIFIED, [0, 0, 1, 1, 0, 0, 1, 1], [0, 8], ["drafts-verified"]),
     ],
 )
 def test_sequences_are_followed_through_passes(tmp_path, passes, sequences, phases, found):
+    """phases: tokens of prefill and of decode in turn"""
     records = [
         tokens(number, mode, positions, ONE_EACH[: len(positions)], extended)
         for number, (mode, positions, extended) in enumerate(passes, 1)
     ]
-    holds(read_workload(dump(tmp_path, records, SLOTS)), sequence=sequences, phase=phases, codes=found)
+    phase = [DECODED if at % 2 else PREFILL for at, count in enumerate(phases) for _ in range(count)]
+    holds(read_workload(dump(tmp_path, records, SLOTS)), sequence=sequences, phase=phase, codes=found)
 
 
 def test_ranks_are_sources_in_the_order_of_passes(tmp_path):
