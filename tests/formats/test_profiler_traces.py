@@ -122,11 +122,9 @@ def test_gloo_ranges_are_read_without_a_gpu(tmp_path):
     data = profiler_trace(reduced, exchanged, gloo("gloo:barrier", [], 9)) | {"deviceProperties": []}
     data |= {"distributedInfo": {"backend": "gloo", "rank": 0, "world_size": 2}}
     measured = read_costs(saved_trace(tmp_path, data))
-    collectives = {times.operation: (times.ranks, times.points) for times in measured.collectives}
-    assert collectives == {
-        "all_reduce": (2, ((16384, pytest.approx(11e-6)),)),
-        "all_to_all": (2, ((16384, pytest.approx(4e-6)),)),
-    }
+    points = {times.operation: (times.ranks, times.points) for times in measured.collectives}
+    reduced, exchanged = ((2, ((16384, pytest.approx(seconds)),)) for seconds in (11e-6, 4e-6))
+    assert points == {"all_reduce": reduced, "all_to_all": exchanged}
 
 
 @pytest.mark.parametrize(
@@ -162,37 +160,26 @@ def test_damaged_traces_are_refused(tmp_path, monkeypatch):
     refused(path, "unpacks to more than")
 
 
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("intranode::dispatch<8, 768, 8192>(int4*, float*, int*)", ("intranode", "dispatch", 8, None, None)),
-        ("intranode::dispatch<(int)4, (int)768, (int)8192>(int4 *, float *)", ("intranode", "dispatch", 4, None, None)),
-        ("intranode::cached_notify_combine<8>(void**, int*)", ("intranode", "notify", 8, None, None)),
-        ("internode::notify_dispatch<false, 4>(int const*, int*)", ("internode", "notify", None, 4, None)),
-        (
-            "internode::dispatch<false, 4, false, 7, 4>(int4*, deep_ep::internode::SourceMeta*)",
-            ("internode", "dispatch", None, 4, None),
-        ),
-        ("internode_ll::dispatch<(bool)1, (bool)1, (int)6144>(void *)", ("low-latency", "dispatch", None, None, 6144)),
-        (
-            "internode_ll::combine<(bool)0, (int)6144, (int)11, (int)4>(void *, void *)",
-            ("low-latency", "combine", None, None, 6144),
-        ),
-        ("internode_ll::dispatch<true, 3, 10, 7168>(void*, float*)", ("low-latency", "dispatch", None, None, 7168)),
-        ("intranode::dispatch", ("intranode", "dispatch", None, None, None)),
-        ("internode::get_dispatch_layout<256, 32, 8>(long const*)", None),
-        ("intranode::barrier<8>(int**)", None),
-    ],
-)
-def test_a_name_says_which_kernel_it_is(name, says):
-    for full in (f"void deep_ep::{name}", f"deep_ep::{name}"):
-        assert kernel_of(full) == says
+NCCL = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
 
 
-def test_names_outside_the_library():
+def test_a_name_says_which_kernel_it_is():
+    for name, says in {
+        "intranode::dispatch<8, 768, 8192>(int4*, float*, int*)": ("intranode", "dispatch", 8, None, None),
+        "intranode::dispatch<(int)4, (int)768, (int)8192>(int4 *, float *)": ("intranode", "dispatch", 4, None, None),
+        "intranode::cached_notify_combine<8>(void**, int*)": ("intranode", "notify", 8, None, None),
+        "internode::notify_dispatch<false, 4>(int const*, int*)": ("internode", "notify", None, 4, None),
+        "internode::dispatch<false, 4, false, 7, 4>(int4*, deep_ep::SourceMeta*)": ("internode", "dispatch", None, 4, None),
+        "internode_ll::dispatch<(bool)1, (bool)1, (int)6144>(void *)": ("low-latency", "dispatch", None, None, 6144),
+        "internode_ll::combine<(bool)0, (int)6144, (int)11>(void *, void *)": ("low-latency", "combine", None, None, 6144),
+        "internode_ll::dispatch<true, 3, 10, 7168>(void*, float*)": ("low-latency", "dispatch", None, None, 7168),
+        "intranode::dispatch": ("intranode", "dispatch", None, None, None),
+        "internode::get_dispatch_layout<256, 32, 8>(long const*)": None,
+        "intranode::barrier<8>(int**)": None,
+    }.items():
+        assert [kernel_of(f"void deep_ep::{name}"), kernel_of(f"deep_ep::{name}")] == [says, says]
     assert kernel_of("void dpsk::ep::internode::dispatch_ll(void*)") == ("low-latency", "dispatch", None, None, None)
-    for name in ("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", "void dispatch<8>(int)", ""):
-        assert kernel_of(name) is None
+    assert [kernel_of(name) for name in (NCCL, "void dispatch<8>(int)", "")] == [None] * 3  # outside the library
 
 
 DISPATCH = "void deep_ep::intranode::dispatch<8, 768, 8192>(int4*)"
