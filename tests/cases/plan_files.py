@@ -1,6 +1,8 @@
 """Models, placements and plan files of every engine, written by hand from their documented forms."""
 
 import io
+import zipfile
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -136,6 +138,16 @@ TABLE = TABLE.replace("2,3,0,", "2,3,0,spare")
 def saved_tensors(content: object) -> bytes:
     file = io.BytesIO()
     torch.save(content, file)
+    return file.getvalue()
+
+
+def with_pickle(data: bytes, change: Callable[[bytes], bytes], compression: int = zipfile.ZIP_STORED) -> bytes:
+    """The archive with its `data.pkl` changed and all checksums right."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(file, "w", compression) as new:
+        for member in old.infolist():
+            content = old.read(member)
+            new.writestr(member.filename, change(content) if member.filename.endswith("data.pkl") else content)
     return file.getvalue()
 
 

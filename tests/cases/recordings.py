@@ -38,3 +38,15 @@ def finding_of(workload: Workload, code: str, model: MoEModel | None = None) -> 
 def doubts(workload: Workload, model: MoEModel | None = None) -> list[str]:
     """Codes of the findings that are not ok."""
     return [finding.code for finding in check_recording(workload, model) if finding.severity != "ok"]
+
+
+def holds(workload: Workload, **parts: object) -> None:
+    """Assert that a recording has these parts, arrays being compared as lists. codes: those of its reader's findings, in a dict
+    with their severities."""
+    findings = workload.origin.findings if workload.origin else ()
+    for name, expected in parts.items():
+        part = [finding.code for finding in findings] if name == "codes" else getattr(workload, name)
+        if name == "codes" and isinstance(expected, dict):
+            part = dict(zip(part, [finding.severity for finding in findings], strict=True))
+        part, expected = (value.tolist() if isinstance(value, np.ndarray) else value for value in (part, expected))
+        assert part == expected, f"{name} is {part}"

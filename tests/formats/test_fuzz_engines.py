@@ -17,12 +17,15 @@ from tests.cases import mutations, sglang
 from tests.cases.files import balance_lines, json_lines, saver
 from tests.cases.fuzzing import any_input, workload_or_one_line
 from tests.cases.megatron import run
-from tests.cases.mutations import VALUES, damaged, mutated, npy_files, values_with, zips
+from tests.cases.mutations import VALUES, damaged, json_texts, mutated, npy_files, values_with, zips
 from tests.cases.plan_files import saved_tensors
 from tests.cases.vllm import FIRST, FORMS, META, MOVED, ROUTED, ROWS, answer, chunk, npy, route_meta, routes, stats
 
 saved = saver("recording.json")
-ODD_VALUES = values_with("AAAA", "k05VTVBZ", npy(ROWS), "\ud800", "eplb_load_stats", "base64")
+ODD_VALUES = values_with(
+    *("AAAA", "k05VTVBZ", "=", npy(ROWS), sglang.ROUTED_TEXT, sglang.ROUTED_TEXT[:32]), "\ud800", "eplb_load_stats", "base64"
+)
+COUNTS = {"logical_count": [[[0, 0], [1, 2]], [[0, 0], [3, 4]]]}
 SEEDS = {
     "responses": [
         *([answer(form), answer(form, usage=None)] for form in FORMS.values()),
@@ -35,6 +38,8 @@ SEEDS = {
     "routes": [[route_meta(), *routes(0, ROUTED[0])], [route_meta(), *routes(0, ROUTED[0]), *routes(3, ROUTED[3])]],
     "batches": [balance_lines(), balance_lines(rows=False, origin_row=1)],
     "bare list": [[[[1, 2, 3], [4, 5, 6]]], [[[0, 0], [1, 2.5]]]],
+    "statistics": [[COUNTS], [COUNTS | {"logical_count_layout": "rank_layer_expert"}]],
+    "answers of SGLang": [[sglang.generated(), {"sglext": {"routed_experts": sglang.ROUTED_TEXT}, "choices": [{}]}]],
 }
 
 
@@ -55,10 +60,10 @@ def documents(draw, kind: str) -> bytes:
 
 
 @pytest.mark.parametrize("kind", SEEDS)
-@given(data=st.data())
+@given(data=st.data(), model=st.sampled_from([None, sglang.SMALL, sglang.ROUTED_MODEL]))
 @any_input
-def test_any_bytes(tmp_path, kind, data):
-    workload_or_one_line(saved(tmp_path, data.draw(documents(kind))))
+def test_any_bytes(tmp_path, kind, data, model):
+    workload_or_one_line(saved(tmp_path, data.draw(documents(kind))), partial(read_workload, model=model))
 
 
 @given(data=st.data(), prompt=st.booleans())
@@ -76,33 +81,6 @@ def test_any_archive_of_a_request(data, prompt):
         workload_or_one_line(Path(folder))
 
 
-@pytest.mark.parametrize("experts", [np.array(3), np.zeros((1, 1, 1, 1), int)])
-def test_other_shapes_of_a_request(tmp_path, experts):
-    path = tmp_path / "request.npz"
-    np.savez(path, routed_experts=experts, prompt_token_ids=np.arange(2))
-    assert "[tokens, layers, k]" in workload_or_one_line(path)
-
-
-@given(
-    numbers=st.lists(st.one_of(st.integers(-2, 9), st.floats(width=32), st.just(2**31)), min_size=1, max_size=12),
-    shape=st.sampled_from([(-1,), (1, -1), (-1, 2), (2, -1, 2)]),
-    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex64]),
-    flips=st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 255)), max_size=3),
-)
-@any_input
-def test_any_tensor(tmp_path, numbers, shape, dtype, flips):
-    known = -int(np.prod(shape))
-    whole = (numbers * known)[: len(numbers) // known * known or known]
-    values = torch.tensor(whole, dtype=torch.float64).reshape(shape)
-    data = bytearray(saved_tensors(values.to(dtype)))
-    for at, byte in flips:
-        data[at % len(data)] = byte
-    workload_or_one_line(saved(tmp_path, bytes(data), "loads.pt"))
-
-
-a_map = torch.tensor
-
-
 TOKENS = [
     sglang.token_record(number, 0, mode, positions, [[[]] * 2, [[0, 1], [2, 3]]], extended, [sglang.traffic_entry(1, [1, 2])])
     for number, mode, positions, extended in (
@@ -113,13 +91,14 @@ TOKENS = [
     )
 ]
 DUMPS = {
+    "loads alone": {"whole": torch.tensor([[0.0, 0.0, 0.0], [1.0, 2.0, 3.5]])},
     "stat": {"rank": 0, "logical_count": torch.tensor([[[0, 0], [1, 2], [3, 4]], [[0, 0], [0, 0], [0, 0]]])},
     "by rank": {"logical_count": torch.ones(2, 3, 2), "logical_count_layout": "rank_layer_expert"},
     "per_pass": {
         "records": [sglang.pass_record(number, 0, [[0] * 4, [1, 2, 4, 8]]) for number in (1, 2)],
-        "last_physical_to_logical_map": a_map([[0, 1, 2, 0], [2, 0, 1, 0]]),
+        "last_physical_to_logical_map": torch.tensor([[0, 1, 2, 0], [2, 0, 1, 0]]),
     },
-    "per_token": {"records": TOKENS, "last_physical_to_logical_map": a_map([[0, 1, 2, 3, 0], [3, 2, 1, 0, 0]])},
+    "per_token": {"records": TOKENS, "last_physical_to_logical_map": torch.tensor([[0, 1, 2, 3, 0], [3, 2, 1, 0, 0]])},
 }
 shapes = st.lists(st.integers(0, 5), max_size=4)
 tensors = st.builds(
@@ -135,31 +114,13 @@ views = st.builds(lambda size: torch.zeros(1, dtype=torch.int32).expand(size, si
 @given(data=st.data(), member=st.sampled_from([None, None, "routing", "traffic"]), with_model=st.booleans())
 @any_input
 def test_any_dump(kind, data, member, with_model):
-    content = saved_tensors(data.draw(mutated(DUMPS[kind], st.one_of(VALUES, tensors, views))))
+    content = data.draw(mutated(DUMPS[kind], st.one_of(VALUES, tensors, views)))
+    content = saved_tensors(content.get("whole") if kind == "loads alone" else content)
     read = partial(read_workload, member=member, model=sglang.SMALL if with_model else None)
     with TemporaryDirectory() as folder:
         for rank in range(data.draw(st.integers(1, 2))):
             saved(Path(folder), data.draw(damaged(content)), f"expert_distribution_recorder_1.5_{rank}.pt")
         workload_or_one_line(Path(folder), read)
-
-
-@given(data=st.data(), lines=st.booleans(), with_model=st.booleans())
-@any_input
-def test_any_answer(tmp_path, data, lines, with_model):
-    text = st.sampled_from([sglang.ROUTED_TEXT, "AAAA", "k05VTVBZ", "\ud800", "=", sglang.ROUTED_TEXT[:32]])
-    answers = [sglang.generated(), {"sglext": {"routed_experts": sglang.ROUTED_TEXT}, "choices": [{}]}]
-    answers = data.draw(mutated(answers, st.one_of(VALUES, text)))
-    written = "\n".join(map(json.dumps, answers)) if lines and isinstance(answers, list) else json.dumps(answers)
-    path = saved(tmp_path, data.draw(damaged(written.encode())))
-    workload_or_one_line(path, partial(read_workload, model=sglang.ROUTED_MODEL if with_model else None))
-
-
-@given(data=st.data())
-@any_input
-def test_any_statistics_in_json(tmp_path, data):
-    counts = {"logical_count": [[[0, 0], [1, 2]], [[0, 0], [3, 4]]], "logical_count_layout": "rank_layer_expert"}
-    path = saved(tmp_path, data.draw(damaged(json.dumps(data.draw(mutated(counts))).encode())))
-    workload_or_one_line(path, partial(read_workload, model=sglang.SMALL))
 
 
 cells = st.one_of(st.integers(-1, 9).map(str), st.sampled_from(["", "x", "1e3", "2.5", '"1"', "99999999999999999999"]))
@@ -170,37 +131,21 @@ cells = st.one_of(st.integers(-1, 9).map(str), st.sampled_from(["", "x", "1e3", 
 def test_any_counts_in_csv(tmp_path, rows, data):
     text = sglang.COUNTS_CSV + "".join(",".join(row) + "\n" for row in rows)
     for rank in range(2):
-        name = f"expert_distribution_rank{rank}_timestamp1.5.csv"
-        saved(tmp_path, data.draw(damaged(text.encode())), name)
+        saved(tmp_path, data.draw(damaged(text.encode())), f"expert_distribution_rank{rank}_timestamp1.5.csv")
     workload_or_one_line(tmp_path)
 
 
-ODD = st.sampled_from([-1, 0, 1, 2**31, 2**70, 1.5, float("nan"), True, None, "0", "mtp", [], {}, [[1, 2]], [[]], [[[1]]]])
-NAMES = ("step", "layer", "rank", "block", "num_tokens", "topk", "top_indices", "mtp_idx", "hs_offset")
-CHOSEN = st.lists(st.lists(st.integers(-2, 9), min_size=2, max_size=2), max_size=4)
-CHANGES = st.lists(st.tuples(st.integers(0, 30), st.sampled_from(NAMES), st.one_of(ODD, st.integers(0, 3), CHOSEN)), max_size=3)
-
-
 @given(
-    st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=4, unique=True), min_size=1, max_size=4),
-    CHANGES,
-    st.lists(st.tuples(st.integers(0, 10**6), st.one_of(st.binary(max_size=3), st.just(b"\n"))), max_size=3),
-    st.booleans(),
+    data=st.data(), layers=st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=4, unique=True), min_size=1, max_size=4)
 )
 @any_input
-def test_any_trace(layers, changes, edits, compact):
-    ranks = [run(own, rank, seed=rank, steps=1, tokens=3) for rank, own in enumerate(layers)]
-    records = [record for rank in ranks for record in rank]
-    for place, name, value in changes:
-        records[place % len(records)][name] = value
-    separators = (",", ":") if compact else None
+def test_any_trace(data, layers):
+    separators = data.draw(st.sampled_from([None, (",", ":")]))
     with TemporaryDirectory() as folder:
-        for rank, own in enumerate(ranks):
-            text = "".join(json.dumps(record, separators=separators) + "\n" for record in own).encode()
-            for place, inserted in edits if not rank else ():
-                at = place % len(text)
-                text = text[:at] + inserted + text[at + 1 :]
-            saved(Path(folder), text, f"router_trace_rank{rank}.jsonl")
+        for rank, own in enumerate(layers):
+            records = data.draw(mutated(run(own, rank, seed=rank, steps=1, tokens=3), values_with("mtp", "decoder")))
+            text = "".join(json.dumps(record, separators=separators) + "\n" for record in records)
+            saved(Path(folder), data.draw(damaged(text.encode())), f"router_trace_rank{rank}.jsonl")
         workload_or_one_line(Path(folder))
 
 
@@ -217,32 +162,19 @@ ODD_ROWS = st.tuples(
 TENSORS = st.dictionaries(
     KEYS, st.sampled_from([TENSORRT_ROWS] * 9 + [ODD_ROWS]).flatmap(lambda rows: rows), min_size=1, max_size=6
 )
-TENSORRT_META = st.dictionaries(
-    st.sampled_from(["num_experts", "num_experts_per_token", "ep_size", "experts_per_rank", "other"]),
-    st.sampled_from([0, 1, 2, 4, -1, 2**70, 1.5, None, "4", [4]]),
-)
-TENSORRT_TOKENS = st.dictionaries(KEYS, st.sampled_from([0, 1, 4, -1, 2**70, 1.5, None, "4"]), max_size=4)
-EDITS = st.lists(st.tuples(st.integers(0, 10**6), st.binary(max_size=9)), max_size=3)
 
 
-def edited(data: bytes, edits: list[tuple[int, bytes]]) -> bytes:
-    for place, put in edits:
-        at = place % (len(data) + 1)
-        data = data[:at] + put + data[at + len(put) :]
-    return data
-
-
-@given(st.lists(TENSORS, min_size=1, max_size=3), TENSORRT_META, TENSORRT_TOKENS, EDITS)
+@given(data=st.data(), ranks=st.lists(TENSORS, min_size=1, max_size=3))
 @any_input
-def test_any_recording(ranks, meta, tokens, edits):
+def test_any_recording(data, ranks):
+    meta = {"num_experts": 4, "num_experts_per_token": 2, "ep_size": 2, "experts_per_rank": 2}
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        saved(folder, {"num_experts": 4, "num_experts_per_token": 2} | meta, "meta_info.json")
+        saved(folder, data.draw(json_texts(data.draw(mutated(meta)))), "meta_info.json")
+        saved(folder, data.draw(json_texts(data.draw(mutated({"0_1": 4, "1_2": 0})))), "rank0_numtokens.json")
         for rank, tensors in enumerate(ranks):
             content = save({key: np.full(shape, value).astype(kind) for key, (kind, shape, value) in tensors.items()})
-            saved(folder, content if rank else edited(content, edits), f"rank{rank}.safetensors")
-        if tokens:
-            saved(folder, tokens, "rank0_numtokens.json")
+            saved(folder, content if rank else data.draw(damaged(content)), f"rank{rank}.safetensors")
         workload_or_one_line(folder)
 
 

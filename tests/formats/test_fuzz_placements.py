@@ -1,10 +1,7 @@
 """Plan files that are nearly right: each gives a placement or one clear line."""
 
-import io
 import json
-import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +13,7 @@ from tests.cases import mutations
 from tests.cases import plan_files as golden
 from tests.cases.fuzzing import answer_or_one_line, any_input
 from tests.cases.mutations import changed_text, damaged, json_texts, mutated
-from tests.cases.plan_files import PLAN, TINY, saved_tensors
+from tests.cases.plan_files import PLAN, TINY, saved_tensors, with_pickle
 
 JSON = {
     "sglang": golden.SGLANG,
@@ -67,16 +64,6 @@ def _torch_file(draw: st.DrawFn) -> bytes:
     return data
 
 
-def with_pickle(data: bytes, change: Any) -> bytes:
-    """The archive with its `data.pkl` changed and all checksums right."""
-    file = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(file, "w") as new:
-        for member in old.infolist():
-            content = old.read(member)
-            new.writestr(member.filename, change(content) if member.filename.endswith("data.pkl") else content)
-    return file.getvalue()
-
-
 def plan_files(reader: str) -> st.SearchStrategy[bytes]:
     """Files that this reader nearly takes."""
     if reader == "sglang .pt":
@@ -112,8 +99,7 @@ def test_any_bytes(content, beginning):
 
 
 def test_finds():
-    row_of_an_moe_layer_is_none = '{"physical_to_logical_map": [[0, 1, 2, 3, 0, 1], null, [3, 2, 0, 2, 1, 3]]}'
-    assert outcome_of(row_of_an_moe_layer_is_none.encode(), 1) != "read"
+    assert outcome_of(b'{"physical_to_logical_map": [[0, 1, 2, 3, 0, 1], null, [3, 2, 0, 2, 1, 3]]}', 1) != "read"
     # PyTorch's own unpickler raises IndexErrors on these, and warns of protocols.
     data = saved_tensors({"physical_to_logical_map": torch.zeros(3, 6, dtype=torch.int64)})
     for other in (b"\x80\x02", b"\x80}", b"\x80\x39}"):

@@ -3,7 +3,6 @@
 import pytest
 
 from engine.formats import read_cluster, read_model, read_plan
-from engine.model import MoEModel
 from tests.cases.files import DEEPSEEK_V3, GPT_OSS, LLAMA_4, MIXTRAL, QWEN2_MOE, refused, saver
 
 written = saver("config.json")
@@ -41,8 +40,7 @@ def test_families(tmp_path, config, expected):
     assert {field: getattr(model, field) for field in expected} == expected
 
 
-def without(config, key):
-    return {name: value for name, value in config.items() if name != key}
+WITHOUT_K = {name: value for name, value in MIXTRAL.items() if name != "num_experts_per_tok"}
 
 
 @pytest.mark.parametrize(
@@ -50,14 +48,12 @@ def without(config, key):
     [
         ({"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32}, ("not an MoE", "num_local_experts")),
         ({**MIXTRAL, "num_local_experts": 1}, ("not an MoE",)),
-        (without(MIXTRAL, "num_experts_per_tok"), ("experts_per_token is missing", "num_experts_per_tok")),
-        (without(MIXTRAL, "hidden_size"), ("d_model is missing", "hidden_size")),
+        (WITHOUT_K, ("experts_per_token is missing", "num_experts_per_tok")),
         ({**MIXTRAL, "num_local_experts": "8"}, ("num_local_experts", "'8'")),
         ({**MIXTRAL, "num_experts_per_tok": [1, 2]}, ("num_experts_per_tok", "differs")),
         ({**MIXTRAL, "num_hidden_layers": 10**9}, ("1000000000 layers",)),
         ({**MIXTRAL, "decoder_sparse_step": 0}, ("decoder_sparse_step",)),
         ({**MIXTRAL, "moe_layer_freq": [1]}, ("moe_layer_freq", "per layer")),
-        ({**MIXTRAL, "mlp_only_layers": 3}, ("mlp_only_layers", "list")),
         ({**MIXTRAL, "moe_layers": 3}, ("moe_layers", "list")),
         ({**MIXTRAL, "torch_dtype": "int4"}, ("torch_dtype", "'int4'")),
         ({**MIXTRAL, "num_experts_per_tok": 9}, ("only 8 experts",)),
@@ -67,11 +63,6 @@ def without(config, key):
 )
 def test_bad_models(tmp_path, config, parts):
     refused(written(tmp_path, config), *parts, read=read_model)
-
-
-def test_own_model_round_trip(tmp_path):
-    model = MoEModel(name="mine", layers=4, dense_layers=(0,), experts=8, experts_per_token=2, d_model=64, d_ff=128)
-    assert read_model(written(tmp_path, model.to_json())) == model
 
 
 @pytest.mark.parametrize("read", [read_cluster, read_plan, read_model])

@@ -18,6 +18,7 @@ from tests.cases.examples import examples
 from tests.cases.files import balance_line, balance_lines, refused, saver
 from tests.cases.files import json_lines as lines_of
 from tests.cases.fuzzing import EXAMPLES
+from tests.cases.recordings import holds
 from tests.cases.vllm import FIRST, META, MOVED, ROWS, SECOND, answer, stats
 
 MANY = 10**6
@@ -52,35 +53,33 @@ def test_regular_lists_become_arrays(text, shape):
     assert as_lists(record) == json.loads(text)
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        *(b"[]", b"[[]]", b"[[1],[]]", b"[[1],[2,3]]", b"[[1],2]", b"[1,[2]]", b"[[[[1]]]]", b"[1", b"[[1]", b"[[1]]]"),
-        *(b"[01]", b"[-]", b"[--1]", b"[+1]", b"[1 2]", b"[1,]", b"[,1]", b"[1,,2]", b"[1]2", b"[[1]2]", b"[1\x0c]"),
-        *(b"[1.0]", b"[1e3]", b'["1"]', b"[true]", b"[null]", b"[NaN]", b"[-Infinity]", b"[{}]", b"[2147483648]"),
-        *(b"[" + b"9" * 5000 + b"]", b"[" * 2000, b"[1],", b"{}", b"1", b""),
-    ],
+BROKEN = (
+    *(b"[]", b"[[]]", b"[[1],[]]", b"[[1],[2,3]]", b"[[1],2]", b"[1,[2]]", b"[[[[1]]]]", b"[1", b"[[1]", b"[[1]]]"),
+    *(b"[01]", b"[-]", b"[--1]", b"[+1]", b"[1 2]", b"[1,]", b"[,1]", b"[1,,2]", b"[1]2", b"[[1]2]", b"[1\x0c]"),
+    *(b"[1.0]", b"[1e3]", b'["1"]', b"[true]", b"[null]", b"[NaN]", b"[-Infinity]", b"[{}]", b"[2147483648]"),
+    *(b"[" + b"9" * 5000 + b"]", b"[" * 2000, b"[1],", b"{}", b"1", b""),
 )
-def test_other_lists_are_left_to_the_parser(value):
-    assert loads(b'{"top_indices": %b}' % value, MANY) is None
 
 
 @pytest.mark.parametrize(
     "text",
     [
+        *(b'{"top_indices": %b}' % value for value in BROKEN),
+        *(
+            b'{"topk_weights": [%b]}' % number
+            for number in (b"1.", b".5", b"1e", b"1e+", b"0x1", b"NaN", b"", b"1.5.2", b"[[[1]]]")
+        ),
         b'{"text": "so \\"origin_rows\\": [1, 2]", "a": [3]}',
         b'{"text": "so \\"origin_rows": [1, 2]}',
         b'{"a"origin_rows": [1]}',
-        b'{"origin_rows": [1], "a": -Infinity}',
-        b'{"origin_rows": [1], "a": "-Infinity"}',
-        b'{"origin_rows": [1], "a": }',
-        b'{"origin_rows": [1], "a": "\xff"}',
-        b'{"origin_rows": [1], "a": ' + b"[" * 3000 + b"]" * 3000 + b"}",
-        b'{"origin_rows": [1], "a": [[], [], []]}',
+        *(
+            b'{"origin_rows": [1], "a": %b}' % value
+            for value in (b"-Infinity", b'"-Infinity"', b"", b'"\xff"', b"[" * 3000 + b"]" * 3000)
+        ),
     ],
 )
 def test_other_texts_are_left_to_the_parser(text):
-    assert loads(text, most_lists=3) is None
+    assert loads(text, MANY) is None
 
 
 def test_what_becomes_an_array_and_what_does_not(monkeypatch):
@@ -91,25 +90,15 @@ def test_what_becomes_an_array_and_what_does_not(monkeypatch):
     ids = np.array([[1, 2]], np.int32)
     assert array_of_lists(ids, 3) is None
     np.testing.assert_array_equal(array_of_lists(ids, 2), ids)
+    assert loads(b'{"origin_rows": [1], "a": [[], [], []]}', most_lists=3) is None
+    for weights in (b"[[0.5, 1e-3], [-0, 2.25E+10]]", b"[1, [2, [3]]]"):  # which nobody reads
+        assert loads(b'{"topk_weights": %b, "layer": 3}' % weights, MANY) == {"topk_weights": None, "layer": 3}
     monkeypatch.setattr(number_lists, "_MOST_ARRAYS", 2)
     records = loads(b'[{"p2l_map": [1]}, {"p2l_map": [[1], 2]}, {"p2l_map": [3]}]', MANY)
     assert [type(record["p2l_map"]) for record in records] == [np.ndarray, list, list]
     monkeypatch.setattr(number_lists, "SHORTEST", 30)
     assert loads(b'{"origin_rows": [1, 2, 3]}', MANY) is None
     assert loads(b'{"origin_rows": [1, 2, 3, 4, 5]}', MANY) is not None
-
-
-@pytest.mark.parametrize(
-    ("weights", "numbers"),
-    [
-        (b"[[0.5, 1e-3], [-0, 2.25E+10]]", True),
-        (b"[1, [2, [3]]]", True),
-        *((b"[%b]" % number, False) for number in (b"1.", b".5", b"1e", b"1e+", b"0x1", b"NaN", b"", b"1.5.2", b"[[[1]]]")),
-    ],
-)
-def test_what_nobody_reads_is_checked_alone(weights, numbers):
-    text = b'{"topk_weights": %b, "layer": 3}' % weights
-    assert loads(text, MANY) == ({"topk_weights": None, "layer": 3} if numbers else None)
 
 
 NUMBERS = st.one_of(st.integers(-3, 300), st.sampled_from([2**31, -(2**31), 2**70, 1.5, 1e300, None, True, "7", "-Infinity"]))
@@ -143,8 +132,7 @@ def test_read_as_the_parser_reads_it_or_not_at_all(document, separators, edits):
         text = text[:at] + inserted + text[at + 1 :]
     read = loads(text, MANY)
     if read is not None:
-        expected = json.loads(text)
-        assert repr(as_lists(_without_weights(read))) == repr(_without_weights(expected))
+        assert repr(as_lists(_without_weights(read))) == repr(_without_weights(json.loads(text)))
 
 
 def _without_weights(value: object) -> object:
@@ -186,8 +174,7 @@ def test_recordings_read_alike_either_way(tmp_path, form, changes, edits, indent
     for place, key, value in changes:
         record = records[place % len(records)]
         (record["choices"][0] if key == "routed_experts" and "choices" in record else record)[key] = value
-    text = json.dumps(records, indent=1) if indented and form == "answers" else "\n".join(map(json.dumps, records))
-    data = text.encode()
+    data = (json.dumps(records, indent=1) if indented and form == "answers" else "\n".join(map(json.dumps, records))).encode()
     for place, inserted in edits:
         at = place % (len(data) + 1)
         data = data[:at] + inserted + data[at + 1 :]
@@ -206,8 +193,7 @@ def test_counts_with_what_was_assumed(tmp_path):
     path = saved(tmp_path, [[0, 0, 0], [1, 2, 3], [4.5, 0, 1]])
     assert identify(path).name == "bare-list"
     load = read_workload(path)
-    np.testing.assert_array_equal(load.load, [[1, 2, 3], [4.5, 0, 1]])
-    assert load.model_layers == (1, 2)
+    holds(load, load=[[1, 2, 3], [4.5, 0, 1]], model_layers=(1, 2))
     (finding,) = load.origin.findings
     assert (finding.code, finding.severity) == ("assumed-counts", "warning")
     assert "3 rows" in finding.message
@@ -223,14 +209,11 @@ def test_counts_with_what_was_assumed(tmp_path):
     ("rows", "parts"),
     [
         ([[1, 2], [3]], ("as many in every layer",)),
-        ([[1, 2], ["3", 4]], ("as many in every layer",)),
         ([[1, 2], [True, 4]], ("as many in every layer",)),
         ([[[1, 2]], [[3, 4]]], ("logical_count", "routed_experts")),
         ([[1], [2]], ("2 layers of 1 experts",)),
-        ([[1, 2]] * 1001, ("1001 layers",)),
         ([[1, -2]], ("layer 0, expert 1", "-2")),
         ([[1, float("nan")]], ("layer 0, expert 1", "nan")),
-        ([[0, 0]], ("every load is 0",)),
         ([[0, 1, 2, 0], [2, 1, 0, 1]], ("every row holds each number from 0 to 2", "a placement")),
         ([1, 2, 3], ("JSON that Switchyard does not recognise",)),
     ],
@@ -247,10 +230,8 @@ def test_batches_and_their_rows(tmp_path):
     path = saved_batches(tmp_path, balance_lines(topk_weights=[[0.5, 0.5]]))
     assert identify(path).name == "moe-balance"
     trace = read_workload(path)
-    assert trace.experts.tolist() == [[[0, 5], [4, 1]], [[3, 2], [0, 7]], [[6, 5], [2, 3]]]
-    assert trace.sequence.tolist() == [0, 0, 1]
-    assert trace.source_rank.tolist() == [1, 0, 3]
-    assert trace.origin.findings == ()
+    holds(trace, experts=[[[0, 5], [4, 1]], [[3, 2], [0, 7]], [[6, 5], [2, 3]]], sequence=[0, 0, 1], source_rank=[1, 0, 3])
+    holds(trace, codes=[])
     assert read_workload(saved_batches(tmp_path, balance_lines(rows=False))).source_rank is None
     mixed = [record | ({"origin_rows": []} if record["batch_id"] == "b" else {}) for record in balance_lines()]
     assert read_workload(saved_batches(tmp_path, mixed)).source_rank is None
@@ -279,22 +260,18 @@ LAYERS = [balance_line(1, 0, [[1]]), balance_line(2, 0, [[1]])]
     ("records", "parts"),
     [
         ([balance_line("1", 0, [[1]])], ("line 1", "'layer' is '1'")),
-        ([balance_line(-1, 0, [[1]])], ("line 1", "'layer' is '-1'")),
         ([balance_line(1, None, [[1]])], ("line 1", "'batch_id'")),
         ([balance_line(1, 0, [[1, 2], [3]])], ("line 1", "'topk_experts'", "[tokens][k]")),
         ([balance_line(1, 0, [])], ("'topk_experts'",)),
-        ([balance_line(1, 0, [["1"]])], ("'topk_experts'",)),
         ([balance_line(1, 0, [[1] * 65])], ("at most 64",)),
         ([balance_line(1, 0, [[40000]])], ("outside 0 … 4095",)),
         ([balance_line(1, 0, [[1]], [0, 1])], ("'origin_rows'", "each of 1 tokens")),
-        ([balance_line(1, 0, [[1]], [-1])], ("'origin_rows'",)),
         ([balance_line(1, 0, [[1]], [5000])], ("'origin_rows'",)),
         ([balance_line(1, 0, [[1]], "x")], ("'origin_rows'",)),
         ([balance_line(1, 0, [[1]])] * 2, ("line 2", "layer 1 of batch '0' is there twice")),
         ([*LAYERS, balance_line(1, 1, [[1]])], ("batch '1' has no line of layer 2",)),
         ([LAYERS[0], balance_line(2, 0, [[1], [2]])], ("line 2", "2 tokens", "layer 1", "1 with k = 1")),
         ([balance_line(1, 0, [[1]], [0]), balance_line(2, 0, [[1]], [1])], ("line 2", "differ from those of layer 1")),
-        ([balance_line(1, 0, [[1]], [0]), balance_line(2, 0, [[1]])], ("line 2", "differ from those of layer 1")),
         ([balance_line(1, 0, [[1]]), balance_line(1, 1, [[1, 2]])], ("line 2", "k = 2, the first batch 1")),
     ],
 )
@@ -316,8 +293,7 @@ def test_objects_with_their_line_numbers_of_so_many_bytes_and_lists_and_no_more(
     assert len(records_of(path, longest=10)) == 2
     refused(path, "line 2: has more than", read=records_of, longest=9)
     monkeypatch.setattr(json_lines, "MAX_CONTAINERS", 4)
-    path = written(tmp_path, b'{"a": [[], []]}\n{"a": [[], [], []]}\n')
-    refused(path, "line 2: has more than 4 lists", read=records_of)
+    refused(written(tmp_path, b'{"a": [[], []]}\n{"a": [[], [], []]}\n'), "line 2: has more than 4 lists", read=records_of)
 
 
 def records_of(path: Path, **options: int) -> list:
@@ -328,9 +304,7 @@ def records_of(path: Path, **options: int) -> list:
     ("data", "part"),
     [
         (b"", "holds no JSON lines"),
-        (b" \n\r\n", "holds no JSON lines"),
         (b"[1]\n", "line 1: a JSON object"),
-        (b"{}\n\n3\n", "line 3: a JSON object"),
         (b'{"a": "\xff"}', "line 1: is not UTF-8"),
         (b'{"a": ' + b"[" * 100_000, "line 1: the JSON is nested too deeply"),
         (b'{"a": ' + b"9" * 5000 + b"}", "line 1: is not valid JSON, or was cut short (a number of too many digits)"),
@@ -347,8 +321,7 @@ SCHEMA = pa.schema([("name", pa.string()), ("at", pa.int64()), ("ids", pa.list_(
 @pytest.mark.parametrize("odd", ["", ', "odd": 1, "odd": 2'])
 def test_columns_whichever_parser_reads_them(tmp_path, odd):
     """pyarrow refuses a key that stands twice."""
-    text = f'\n{{"at": 1, "ids": [3, 4]{odd}}}\n\n{{"name": "x", "ids": null, "w": [NaN]}}\n'
-    path = written(tmp_path, text)
+    path = written(tmp_path, f'\n{{"at": 1, "ids": [3, 4]{odd}}}\n\n{{"name": "x", "ids": null, "w": [NaN]}}\n')
     assert columns(path, SCHEMA).to_pylist() == [{"name": None, "at": 1, "ids": [3, 4]}, {"name": "x", "at": None, "ids": None}]
     assert [line_of_row(path, row) for row in (0, 1)] == ["line 2", "line 4"]
 
@@ -357,9 +330,7 @@ def test_columns_whichever_parser_reads_them(tmp_path, odd):
     ("line", "part"),
     [
         ('{"at": 1.5}', "'at' is '1.5', not a whole number"),
-        ('{"at": true}', "'at' is 'True', not a whole number"),
         ('{"at": 9223372036854775808}', "not a whole number"),
-        ('{"ids": [1, 2.5]}', "not a list of whole numbers"),
         ('{"ids": {"a": 1}}', "not a list of whole numbers"),
         ('{"name": 3}', "not a text"),
         ('{"name": "\\ud800"}', "not a text"),

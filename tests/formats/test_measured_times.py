@@ -22,32 +22,21 @@ def saved(folder: Path, **columns: list) -> Path:
     return path
 
 
+FIVE = {"framework": ["SGLang"] * 5, "device": [H100] * 5}
+GEMMS = FIVE | {"op_name": ["gemm"] * 5, "gemm_dtype": ["bfloat16", "bfloat16", "bfloat16", "fp8", "nvfp4"]}
+GEMMS |= {"kernel_source": ["a", "a", "b", "a", "a"], "m": [1, 8, 8, 8, 8], "n": [64] * 5, "k": [128] * 5}
+GEMMS |= {"latency": [0.01, 0.02, 0.04, 0.015, 0.001]}
+COLLECTIVES = FIVE | {"op_name": ["alltoall", "alltoall", "all_reduce", "all_gather", "alltoall"], "num_gpus": [8] * 5}
+COLLECTIVES |= {"kernel_source": ["NCCL"] * 5, "nccl_dtype": ["half", "half", "half", "half", "int8"]}
+COLLECTIVES |= {"message_size": [512, 1024, 512, 512, 1024], "latency": [0.02, 0.03, 0.01, 0.5, 0.02]}
+
+
 def gemms(folder: Path, **other: list) -> Path:
-    rows = {
-        "framework": ["SGLang"] * 5,
-        "device": [H100] * 5,
-        "op_name": ["gemm"] * 5,
-        "kernel_source": ["a", "a", "b", "a", "a"],
-        "gemm_dtype": ["bfloat16", "bfloat16", "bfloat16", "fp8", "nvfp4"],
-        "m": [1, 8, 8, 8, 8],
-        "n": [64] * 5,
-        "k": [128] * 5,
-        "latency": [0.01, 0.02, 0.04, 0.015, 0.001],
-    }
-    return saved(folder, **rows | other)
+    return saved(folder, **GEMMS | other)
 
 
 def collectives(folder: Path, **other: list) -> Path:
-    rows = {
-        "device": [H100] * 5,
-        "op_name": ["alltoall", "alltoall", "all_reduce", "all_gather", "alltoall"],
-        "kernel_source": ["NCCL"] * 5,
-        "nccl_dtype": ["half", "half", "half", "half", "int8"],
-        "num_gpus": [8] * 5,
-        "message_size": [512, 1024, 512, 512, 1024],
-        "latency": [0.02, 0.03, 0.01, 0.5, 0.02],
-    }
-    return saved(folder, **rows | other)
+    return saved(folder, **COLLECTIVES | other)
 
 
 def test_gemms_are_in_seconds_by_the_catalogues_type(tmp_path):
@@ -72,8 +61,7 @@ def test_sizes_of_collectives_are_elements_of_two_bytes(tmp_path):
         ("all_reduce", 8): ((1024, pytest.approx(10e-6)),),
     }
     assert measured.notes[0] == "left out: 2 rows, 'all_gather' and those that are not 16-bit"
-    cluster = cluster_of(*[make_gpu()] * 8)
-    assert float(Profiled(measured).all_to_all(cluster, 1536)) == pytest.approx(25e-6)
+    assert float(Profiled(measured).all_to_all(cluster_of(*[make_gpu()] * 8), 1536)) == pytest.approx(25e-6)
 
 
 def test_tables_say_nothing_of_rows_that_are_empty_damaged_or_without_a_time(tmp_path):
@@ -118,11 +106,9 @@ def test_other_tables_are_named_with_where_they_are_used(tmp_path, columns, name
     ("make", "other", "parts"),
     [
         (gemms, {"latency": [0.0] * 5}, ("no row has numbers above 0 in m, n, k, latency",)),
-        (gemms, {"latency": ["fast"] * 5}, ("column 'latency' is string, not numbers",)),
         (gemms, {"gemm_dtype": [1, 2, 3, 4, 5]}, ("column 'gemm_dtype' is int64, not texts",)),
         (gemms, {"gemm_dtype": ["nvfp4"] * 5}, ("GEMMs of 'nvfp4' only",)),
         (gemms, {"device": [[1]] * 5}, ("column 'device' is list", "not texts")),
-        (gemms, {"m": [[1]] * 5}, ("column 'm' is list", "not numbers")),
         (collectives, {"nccl_dtype": ["int8"] * 5}, ("no alltoall or all_reduce of 16-bit rows",)),
         (collectives, {"num_gpus": [1] * 5}, ("no alltoall or all_reduce",)),
         (collectives, {"device": [H100, "NVIDIA L40S", H100, H100, H100]}, ("collectives on 'H100', 'L40S'",)),
@@ -204,10 +190,8 @@ def test_a_table_is_read(tmp_path):
         (TIMES_TABLE + "gemm,type-0,bf16,1,,3,,,1,\n", ("line 13", "gemm needs a value in column 'n'")),
         (TIMES_TABLE + "gemm,type-0,int4,1,2,3,,,1,\n", ("line 13", "dtype 'int4'")),
         (TIMES_TABLE + "memory,type-0,,,,,12,,0,\n", ("line 13", "column 'seconds' is '0', not a number above 0")),
-        (TIMES_TABLE + "memory,type-0,,,,,inf,,1,\n", ("line 13", "'inf'")),
         (TIMES_TABLE + "memory,type-0,,,,,x,,1,\n", ("line 13", "column 'bytes' is 'x'")),
         (TIMES_TABLE + "all_reduce,,,,,,10,1,1,\n", ("line 13", "column 'ranks' is '1', not a whole number of 2 or more")),
-        (TIMES_TABLE + "all_reduce,,,,,,10,2.5,1,\n", ("'2.5'",)),
         (TIMES_TABLE + "memory\n", ("line 13",)),
     ],
 )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from engine.catalogue import gpu_types, node_types
 from engine.catalogue.nvidia import LANES, LINKS, PCIE_LANE, link_bandwidth, type_of
 from engine.formats.nvidia_topo import parse_topology, read_topology
-from tests.cases.files import BRIDGED, CUBE_MESH, LEGEND, everywhere, printed, saver
+from tests.cases.files import BRIDGED, CUBE_MESH, everywhere, printed, saver
 from tests.cases.files import refused as refused_by
 
 saved = saver("dgx.txt")
@@ -101,26 +101,17 @@ def test_names_listed_in_the_same_file(tmp_path):
     assert all(kind in message for kind in gpu_types())
 
 
-TYPES = {
-    "H200": ["NVIDIA H200"],
-    "A100-80": ["NVIDIA A100-SXM4-80GB", "A100-SXM-80GB"],
-    "A100-40": ["NVIDIA A100-SXM4-40GB"],
-    "V100-32": ["Tesla V100-SXM2-32GB"],
-    "V100-16": ["Tesla V100-SXM2-16GB"],
-    "H100": ["NVIDIA H100 80GB HBM3"],
-    "B200": ["NVIDIA B200"],
-    "L40S": ["NVIDIA L40S"],
-    "RTX 2080 Ti": ["NVIDIA GeForce RTX 2080 Ti"],
-    None: [
-        *("NVIDIA H100 PCIe", "NVIDIA H200 NVL", "NVIDIA L40S-48Q", "NVIDIA L40", "Tesla V100-PCIE-32GB"),
-        *("NVIDIA A100-SXM-64GB", ""),
-    ],
-}
+TYPES = {"H200": ["NVIDIA H200"], "H100": ["NVIDIA H100 80GB HBM3"], "B200": ["NVIDIA B200"], "L40S": ["NVIDIA L40S"]}
+TYPES |= {"A100-80": ["NVIDIA A100-SXM4-80GB", "A100-SXM-80GB"], "A100-40": ["NVIDIA A100-SXM4-40GB"]}
+TYPES |= {"V100-32": ["Tesla V100-SXM2-32GB"], "V100-16": ["Tesla V100-SXM2-16GB"]}
+TYPES |= {"RTX 2080 Ti": ["NVIDIA GeForce RTX 2080 Ti"], None: ["NVIDIA H100 PCIe", "NVIDIA H200 NVL", "NVIDIA L40S-48Q"]}
+TYPES[None] += ["NVIDIA L40", "Tesla V100-PCIE-32GB", "NVIDIA A100-SXM-64GB", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", ""]
 
 
-@pytest.mark.parametrize("kind", TYPES)
-def test_types_by_the_names_of_devices(kind):
-    assert [type_of(name) for name in TYPES[kind]] == [kind] * len(TYPES[kind])
+def test_types_by_the_names_of_devices():
+    assert {kind: [type_of(name) for name in names] for kind, names in TYPES.items()} == {
+        kind: [kind] * len(names) for kind, names in TYPES.items()
+    }
 
 
 MATRIX = printed(everywhere("NV4", 4), nics=2)
@@ -131,7 +122,6 @@ MATRIX = printed(everywhere("NV4", 4), nics=2)
     [
         ("hello\n", ("not what 'nvidia-smi topo -m' prints",)),
         ("GPU0\tGPU1\n", ("not what",)),
-        (LEGEND, ("not what",)),
         (MATRIX + MATRIX, ("second matrix", "line 18")),
         (MATRIX.replace("GPU3\tNV4", "GPU9\tNV4"), ("row of GPU3 is missing",)),
         (MATRIX.replace("GPU3\tNV4", "GPU2\tNV4"), ("second row of GPU2", "line 5")),
@@ -145,7 +135,6 @@ MATRIX = printed(everywhere("NV4", 4), nics=2)
         (MATRIX.replace("NV4", "NV13"), ("13 NVLinks", "A100-80 has only 12", "H100")),
         (MATRIX.replace("NV4", "NV99"), ("99 NVLinks", "none in the catalogue")),
         ("", ("empty",)),
-        ("a\0b", ("UTF-8",)),
         ("x" * (4 * 1024**2 + 1), ("too large",)),
     ],
     ids=lambda value: "",
@@ -166,8 +155,7 @@ def test_every_type_of_the_catalogue_has_its_links():
     for node in node_types().values():
         if node.link_bandwidth is not None:
             links = LINKS[node.gpu]
-            over_pcie = PCIE_LANE[links.pcie] * LANES
-            own = over_pcie if "pcie" in node.name else links.nvlink * links.nvlinks
+            own = PCIE_LANE[links.pcie] * LANES if "pcie" in node.name else links.nvlink * links.nvlinks
             assert node.link_bandwidth == pytest.approx(own), node.name
 
 
@@ -181,14 +169,9 @@ def test_pace_of_an_equal_exchange(gpus, seed):
     types = ["H100"] * gpus  # 18 links of an H100 are more than any row here: no switch
     pcie = rng.uniform(10e9, 60e9, gpus).tolist()
     ends = []
-    for source in range(gpus):
-        port, last = 0.0, 0.0
-        for target in range(gpus):
-            if target != source and nvlinks[source][target]:
-                last = max(last, 1 / (25e9 * nvlinks[source][target]))
-            elif target != source:
-                port += 1 / pcie[source]
-        ends.append(max(port, last))
+    for source, links in enumerate(nvlinks):
+        others = [links[target] for target in range(gpus) if target != source]
+        ends.append(max(others.count(0) / pcie[source], *(1 / (25e9 * link) for link in others if link), 0))
     pace = link_bandwidth(types, nvlinks, pcie)
     assert pace == pytest.approx((gpus - 1) / max(ends))
     order = rng.permutation(gpus)
@@ -196,6 +179,5 @@ def test_pace_of_an_equal_exchange(gpus, seed):
     better = nvlinks.copy()
     a, b = rng.choice(gpus, 2, replace=False)
     if better[a, b]:
-        better[a, b] += 1
-        better[b, a] += 1
+        better[[a, b], [b, a]] += 1
         assert link_bandwidth(types, better, pcie) >= pace * (1 - 1e-12)

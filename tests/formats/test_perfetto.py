@@ -20,8 +20,7 @@ EVENTS = [
 
 
 def test_events_in_microseconds_on_named_threads_where_slices_do_not_overlap():
-    events = pd.DataFrame(EVENTS, columns=list(COLUMNS))
-    timeline = Timeline(events, ("GPU 0 · A", "GPU 1 · B"), "simulated", "datasheet")
+    timeline = Timeline(pd.DataFrame(EVENTS, columns=list(COLUMNS)), ("GPU 0 · A", "GPU 1 · B"), "simulated", "datasheet")
     written = json.loads(write_trace(timeline))["traceEvents"]
     slices = [event for event in written if event["ph"] == "X"]
     assert len(slices) == len(EVENTS)
@@ -41,8 +40,7 @@ def test_events_in_microseconds_on_named_threads_where_slices_do_not_overlap():
 
 def test_operators_of_a_training_step_go_by_their_own_names_and_no_events_make_no_slices():
     events = pd.DataFrame(EVENTS[:3], columns=list(COLUMNS)).iloc[::-1]
-    labels = ("1.dispatch · part 1 of 2", "1.gate", "0.qkv")
-    timeline = Timeline(events, ("GPU 0", "GPU 1"), "simulated", "datasheet", labels)
+    timeline = Timeline(events, ("GPU 0", "GPU 1"), "simulated", "datasheet", ("1.dispatch · part 1 of 2", "1.gate", "0.qkv"))
     slices = [event for event in json.loads(write_trace(timeline))["traceEvents"] if event["ph"] == "X"]
     assert {(event["name"], event["cat"], event["pid"]) for event in slices} == {
         ("1.dispatch · part 1 of 2", "dispatch", 0),

@@ -12,21 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.formats import (
-    format,
-    identify,
-    members,
-    number_lists,
-    parts,
-    read_cluster,
-    read_model,
-    read_plan,
-    read_workload,
-    recognition,
-    source,
-    split_member,
-)
-from engine.formats.format import BELONGS, Format, Glance
+from engine import formats
+from engine.formats import identify, members, parts, read_cluster, read_model, read_plan, read_workload, split_member
+from engine.formats.format import BELONGS, Glance
 from engine.formats.known import FORMATS
 from engine.formats.recognition import STRANGERS
 from engine.formats.source import without_ids
@@ -50,26 +38,14 @@ def recording(path: Path) -> Path:
 @pytest.mark.parametrize(
     ("content", "name"),
     [
-        (STATISTICS, "sglang-statistics"),
         (ROUTING, "csv"),
-        ({"nodes": []}, "cluster"),
-        ({"name": "m", "experts": 2, "experts_per_token": 1, "d_model": 8}, "model"),
-        ({"model_type": "mixtral", "architectures": ["MixtralForCausalLM"]}, "huggingface"),
-        ({"name": "p", "placement": {}, "provenance": {}}, "plan"),
-        ({"phase": "decode", "sequences": 1, "context": 1}, "serving-step"),
-        ({"batch": 1, "sequence_length": 8, "heads": 2}, "training-step"),
         ({"schemaVersion": 1, "traceEvents": []}, "profiler-trace"),
-        ({"name": "ours", "origin": "measured", "network": {"alpha": 1e-5, "beta": 1e-10}}, "cost-profile"),
-        ({"name": "ours", "origin": "measured", "kind": "measured times"}, "measured-times"),
-        ("# nThread 1 nGpus 8\n#       size         count      type\n#   out-of-place in-place\n", "nccl-tests"),
         ("\tGPU0\tGPU1\nGPU0\t X \tNV18\nGPU1\tNV18\t X \n", "nvidia-topology"),
         ("operation,gpu,seconds\ngemm,H100,1\n", "measured-times-table"),
         ({"physical_to_logical_map": [[0, 1]]}, "engine-plan"),
         ("num_slots: 4\ninitial_global_assignments:\n  3: [0, 1, 2, 3]\n", "engine-plan"),
         ('{"record_type": "eplb_initial_mapping", "version": 1}\n', "engine-plan"),
-        ("Expert,Node\n0,0\n", "exflow-plan"),
         ("[[1, 0, 2], [0, 1, 2]]", "engine-plan"),
-        ("[[5, 0, 2], [0, 1, 9]]", "bare-list"),
         (saved_tensors({"physical_to_logical_map": torch.zeros(1, 4, dtype=torch.int64)}), "engine-plan"),
         (saved_tensors({"logical_count": torch.ones(1, 4, dtype=torch.int32)}), "sglang-statistics"),
     ],
@@ -91,7 +67,6 @@ def test_every_sample_is_told_and_every_kind_belongs_somewhere():
         (b"\x80\x04\x95\x0b\x00\x00\x00\x00\x00\x00\x00", "never loaded"),
         (b"\0\1\2\3", "binary file"),
         ("hello world", "text file that Switchyard cannot read"),
-        ("notes, not tensors", "text file that Switchyard cannot read"),
         ({"a": 1, "b": 2}, "'a', 'b'"),
         ('{"a": ', r"not valid JSON (Expecting value); the file may be cut off"),
         ("\ufeffhello", "text file that"),
@@ -142,7 +117,7 @@ def test_names_that_climb_out_of_an_archive_are_left_out(tmp_path):
 
 
 def test_archives_that_grow_too_large_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(recognition, "MOST_FILES", 8)
+    monkeypatch.setattr(formats.recognition, "MOST_FILES", 8)
     with zipfile.ZipFile(tmp_path / "many.zip", "w") as archive:
         for number in range(9):
             archive.writestr(f"{number}.json", "{}")
@@ -157,24 +132,11 @@ def test_several_recordings_and_no_file_are_not_taken_for_one(tmp_path):
     recording(tmp_path / "a.npz")
     written(tmp_path, STATISTICS, "b.json")
     assert "2 recordings (a and b); give the files of one" in refusal(read_workload, tmp_path)
+    (part,) = parts([tmp_path / "a.npz", tmp_path / "a.npz"])  # named twice
+    assert part.paths == (tmp_path / "a.npz",)
     refused(tmp_path / "none.csv", "no such file")
     (tmp_path / "folder.csv").mkdir()
     refused(tmp_path / "folder.csv", "is an empty folder")
-
-
-def test_files_of_one_recording_are_read_together(tmp_path, monkeypatch):
-    def read(sources):
-        return read_workload(recording(tmp_path / "joined.npz"), name=f"{sources[0].name} of {len(sources)}")
-
-    ranks = Format(
-        "ranks", "ranks", "routing", lambda glance: b"rank" in glance.head, read, lambda path: path.stem.rsplit("_", 1)[0]
-    )
-    monkeypatch.setattr("engine.formats.recognition.FORMATS", (ranks, *FORMATS))
-    files = [written(tmp_path, "rank", f"{run}_{rank}.txt") for run in ("first", "second") for rank in (0, 1)]
-    assert [(part.name, len(part.paths)) for part in parts(files)] == [("first", 2), ("second", 2)]
-    assert read_workload(files[:2]).name == "first of 2"
-    (part,) = parts([files[0], files[0]])  # named twice
-    assert part.paths == (files[0],)
 
 
 def look_at(folder: Path, text: bytes) -> Glance:
@@ -197,12 +159,12 @@ def test_one_object_on_a_line_is_the_whole_file_unless_others_follow(tmp_path, t
 def test_objects_over_several_lines_or_too_long_a_line_and_lists_of_ids(tmp_path, monkeypatch):
     look = look_at(tmp_path, b'{\n"a": {}\n}\n')
     assert (look.record, look.json) == ({}, {"a": {}})
-    monkeypatch.setattr(number_lists, "SHORTEST", 0)
+    monkeypatch.setattr(formats.number_lists, "SHORTEST", 0)
     for text in (b'{"topk_experts": [[1, 2]]}', b'{\n"topk_experts": [[1, 2]]}'):
         look = look_at(tmp_path, text)
         assert isinstance(look.json["topk_experts"], np.ndarray)
         assert look.json["topk_experts"].tolist() == [[1, 2]]
-    monkeypatch.setattr(format, "MAX_LINE_BYTES", 12)
+    monkeypatch.setattr(formats.format, "MAX_LINE_BYTES", 12)
     look = look_at(tmp_path, b'{"a": {"b": {}}}')
     assert look.first_line == '{"a": {"b":'
     assert (look.record, look.json) == ({}, {"a": {"b": {}}})
@@ -212,15 +174,7 @@ EXTENSIONS = (".npz", ".npy", ".csv", ".parquet", ".json")
 BEGINNINGS = (
     *(b"", b"PK\x03\x04", b"PK\x05\x06", b"\x93NUMPY\x01\x00", b"\x93NUMPY\x01\x00\x46\x00{'descr': '<i8', ", b"PAR1"),
     *(b"token,layer,expert\n", b"src,dst,bytes\n", b"expert_0,expert_1\n", b"1,2\n", b'{"logical_count":'),
-    b"PK\x05\x06",
-    b"\x93NUMPY\x01\x00",
-    b"\x93NUMPY\x01\x00\x46\x00{'descr': '<i8', ",
-    b"PAR1",
-    b"token,layer,expert\n",
-    b"src,dst,bytes\n",
-    b"expert_0,expert_1\n",
-    b"1,2\n",
-    b'{"logical_count":',
+    *(b"# Collective test starting:", b'{"traceEvents": [', b"#  Rank  0 ", b"\x1f\x8b"),
     *(b"\xef\xbb\xbf", b"\xff\xfe", b"\n\n"),
 )
 
@@ -270,16 +224,20 @@ def test_members_by_name(tmp_path):
 @any_input
 def test_random_bytes_parse_or_are_refused(tmp_path, extension, beginning, middle, end):
     path = written(tmp_path, beginning + middle + end, f"fuzz{extension}")
-    for read in (read_workload, members, *((read_cluster, read_model, read_plan) if extension == ".json" else ())):
+    for read in (
+        read_workload,
+        formats.read_costs,
+        members,
+        *((read_cluster, read_model, read_plan) if extension == ".json" else ()),
+    ):
         answer = answer_or_one_line(lambda read=read: read(path))
         assert not isinstance(answer, str) or answer.startswith(path.name)
 
 
 @pytest.mark.parametrize("limit", ["MAX_KEYS", "MAX_VALUES"])
 def test_more_parts_than_memory_may_hold(tmp_path, monkeypatch, limit):
-    monkeypatch.setattr(source, limit, 2)
-    path = written(tmp_path, '{"a": 1, "b": 2, "c": [3, 4]}', "cluster.json")
-    refused(path, "has more than 2", read=read_cluster)
+    monkeypatch.setattr(formats.source, limit, 2)
+    refused(written(tmp_path, '{"a": 1, "b": 2, "c": [3, 4]}', "cluster.json"), "has more than 2", read=read_cluster)
 
 
 @pytest.mark.parametrize(

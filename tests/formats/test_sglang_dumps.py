@@ -8,6 +8,7 @@ from engine.formats import members, parts, read_workload
 from engine.workload import DECODE as DECODED
 from engine.workload import PREFILL, TrafficMatrix
 from tests.cases.files import refused
+from tests.cases.recordings import holds
 from tests.cases.refusals import refusal
 from tests.cases.sglang import DECODE, EXTEND, IDLE, MIXED, VERIFY, codes, dump, pass_record, token_record, traffic_entry
 
@@ -21,16 +22,10 @@ def tokens(number, mode, positions, chosen, extended=None, rank=0, misc=None):
 
 
 def test_slots_become_experts_of_the_moe_layers(tmp_path):
-    path = dump(tmp_path, [tokens(1, EXTEND, [0, 1, 2], [[0, 3], [1, 4], [2, 0]], [3])], SLOTS)
-    trace = read_workload(path)
+    trace = read_workload(dump(tmp_path, [tokens(1, EXTEND, [0, 1, 2], [[0, 3], [1, 4], [2, 0]], [3])], SLOTS))
     assert trace.experts.tolist() == [[[3, 0]], [[2, 0]], [[1, 3]]]
     assert trace.experts.dtype == np.int16
-    assert trace.num_experts == 4
-    assert trace.model_layers == (1,)
-    assert trace.sequence.tolist() == [0, 0, 0]
-    assert trace.phase.tolist() == [PREFILL] * 3
-    assert trace.source_rank is None
-    assert codes(trace) == []
+    holds(trace, num_experts=4, model_layers=(1,), sequence=[0, 0, 0], phase=[PREFILL] * 3, source_rank=None, codes=[])
 
 
 def test_passes_of_other_k(tmp_path):
@@ -47,55 +42,37 @@ def test_passes_of_other_k(tmp_path):
 ONE_EACH = [[0], [1], [2], [3], [0]]
 
 
+# Two requests, which a third one joins; the second one has ended.
+JOINED = [(EXTEND, [0, 1, 2, 0, 1], [3, 2]), (DECODE, [3, 2], None), (EXTEND, [0, 1, 2, 3], [4])]
+JOINED += [(DECODE, [4, 3, 4], None), (DECODE, [5, 5], None)]
+CHUNKED = [(EXTEND, [0, 1], [2]), (EXTEND, [2, 3, 0], [2, 1]), (MIXED, [4, 5, 1], [2, 1])]
+VERIFIED = [(VERIFY, [7, 8, 3, 4], None), (VERIFY, [9, 10, 5, 6], None)]
+
+
 @pytest.mark.parametrize(
     ("passes", "sequences", "phases", "found"),
     [
-        (
-            [
-                (EXTEND, [0, 1, 2, 0, 1], [3, 2]),  # two requests
-                (DECODE, [3, 2], None),
-                (EXTEND, [0, 1, 2, 3], [4]),  # a third one joins
-                (DECODE, [4, 3, 4], None),
-                (DECODE, [5, 5], None),  # the second one has ended
-            ],
-            [0, 0, 0, 1, 1, 0, 1, 2, 2, 2, 2, 0, 1, 2, 0, 2],
-            [PREFILL] * 5 + [DECODED] * 2 + [PREFILL] * 4 + [DECODED] * 5,
-            [],
-        ),
-        (  # a prompt in chunks is one sequence
-            [(EXTEND, [0, 1], [2]), (EXTEND, [2, 3, 0], [2, 1]), (MIXED, [4, 5, 1], [2, 1])],
-            [0, 0, 0, 0, 1, 0, 0, 1],
-            [PREFILL] * 7 + [DECODED],
-            [],
-        ),
-        (
-            [(VERIFY, [7, 8, 3, 4], None), (VERIFY, [9, 10, 5, 6], None)],
-            [0, 0, 1, 1, 0, 0, 1, 1],
-            [DECODED] * 8,
-            ["drafts-verified"],
-        ),
+        (JOINED, [0, 0, 0, 1, 1, 0, 1, 2, 2, 2, 2, 0, 1, 2, 0, 2], [5, 2, 4, 5], []),
+        (CHUNKED, [0, 0, 0, 0, 1, 0, 0, 1], [7, 1], []),  # a prompt in chunks is one sequence
+        (VERIFIED, [0, 0, 1, 1, 0, 0, 1, 1], [0, 8], ["drafts-verified"]),
     ],
 )
 def test_sequences_are_followed_through_passes(tmp_path, passes, sequences, phases, found):
+    """phases: tokens of prefill and of decode in turn"""
     records = [
         tokens(number, mode, positions, ONE_EACH[: len(positions)], extended)
         for number, (mode, positions, extended) in enumerate(passes, 1)
     ]
-    trace = read_workload(dump(tmp_path, records, SLOTS))
-    assert trace.sequence.tolist() == sequences
-    assert trace.phase.tolist() == phases
-    assert codes(trace) == found
+    phase = [DECODED if at % 2 else PREFILL for at, count in enumerate(phases) for _ in range(count)]
+    holds(read_workload(dump(tmp_path, records, SLOTS)), sequence=sequences, phase=phase, codes=found)
 
 
 def test_ranks_are_sources_in_the_order_of_passes(tmp_path):
-    first = [tokens(2, EXTEND, [0], [[2]], [1]), tokens(1, EXTEND, [0], [[0]], [1])]
-    dump(tmp_path, first, SLOTS, 0, "100.5")
-    second = [tokens(1, EXTEND, [0, 1], [[1], [1]], [2], 1), tokens(2, IDLE, [], [], None, 1)]
-    dump(tmp_path, second, SLOTS, 1, "100.7")
+    dump(tmp_path, [tokens(2, EXTEND, [0], [[2]], [1]), tokens(1, EXTEND, [0], [[0]], [1])], SLOTS, 0, "100.5")
+    dump(tmp_path, [tokens(1, EXTEND, [0, 1], [[1], [1]], [2], 1), tokens(2, IDLE, [], [], None, 1)], SLOTS, 1, "100.7")
     trace = read_workload(tmp_path)
     assert trace.experts[:, 0, 0].tolist() == [3, 2, 2, 1]
-    assert trace.source_rank.tolist() == [0, 1, 1, 0]
-    assert trace.sequence.tolist() == [0, 1, 1, 2]
+    holds(trace, source_rank=[0, 1, 1, 0], sequence=[0, 1, 1, 2])
 
 
 @pytest.mark.parametrize(
@@ -125,8 +102,7 @@ def test_one_expert_twice_shows_that_the_balancer_moved_and_tokens_without_choic
     assert codes(trace) == ["balancer-moved"]
     assert trace.origin.findings[0].rows == (1, 2)
     trace = read_workload(dump(tmp_path, [tokens(1, EXTEND, [0, 1, 2], [[0, 1], [], [2, 3]], [3])], SLOTS))
-    assert trace.tokens == 2
-    assert codes(trace) == ["tokens-without-choices"]
+    holds(trace, tokens=2, codes=["tokens-without-choices"])
 
 
 def dump_traffic(folder, shared):
@@ -147,9 +123,7 @@ def test_traffic_of_passes(tmp_path):
     assert read_workload(tmp_path, member="routing").tokens == 4
     traffic = read_workload(tmp_path, member="traffic", bytes_per_token=10.0)
     assert isinstance(traffic, TrafficMatrix)
-    assert traffic.bytes.tolist() == [[[60, 100], [140, 40]]]
-    assert traffic.bytes_per_token == 10
-    assert codes(traffic) == []
+    holds(traffic, bytes=[[[60, 100], [140, 40]]], bytes_per_token=10, codes=[])
     refused(dump(tmp_path, [tokens(1, EXTEND, [0], [[0]], [1])], SLOTS), "holds no traffic", member="traffic")
     for entry in (3, {"layer_id": 1}, {"layer_id": -1, "num_tokens_per_rank": [1, 2]}):
         path = dump(tmp_path, [tokens(1, EXTEND, [0], [[0]], [1], misc=[entry])], SLOTS)
@@ -158,9 +132,7 @@ def test_traffic_of_passes(tmp_path):
 
 def test_the_recorder_shares_one_list_over_all_passes(tmp_path):
     dump_traffic(tmp_path, shared=True)
-    traffic = read_workload(tmp_path, member="traffic")
-    assert traffic.bytes.tolist() == [[[3, 5], [7, 2]]]
-    assert codes(traffic) == ["traffic-of-last-pass"]
+    holds(read_workload(tmp_path, member="traffic"), bytes=[[[3, 5], [7, 2]]], codes=["traffic-of-last-pass"])
     path = sorted(tmp_path.iterdir())[0]
     refused(path, "rank 1 is missing", member="traffic")
     refused(path, "'bytes'", "routing, traffic", member="bytes")
@@ -179,13 +151,10 @@ def test_two_files_of_a_rank(tmp_path, member):
     [
         ({"forward_mode": None}, ("forward pass 1", "'forward_mode'")),
         ({"positions": [0]}, ("2 tokens, but 1 positions",)),
-        ({"positions": "01"}, ("positions", "must be a tensor, not str")),
         ({"positions": [0, 2**70]}, ("positions", "list of whole numbers")),
         ({"extend_seq_lens": [0.5]}, ("extend_seq_lens", "list of whole numbers")),
-        ({"topk_ids_of_layer": [[0]]}, ("topk_ids_of_layer", "must be a tensor")),
         ({"topk_ids_of_layer": torch.zeros(2, 2, 8)}, ("whole numbers", "float32")),
         ({"topk_ids_of_layer": torch.zeros(3, 2, 8, dtype=torch.int32)}, ("[2 layers, tokens, k]", "[3, 2, 8]")),
-        ({"topk_ids_of_layer": torch.zeros(2, 2, 65, dtype=torch.int32)}, ("[2, 2, 65]",)),
         ({"topk_ids_of_layer": torch.full((2, 2, 8), 5, dtype=torch.int32)}, ("slot 5 is out of range",)),
         ({"topk_ids_of_layer": torch.full((2, 2, 8), -2, dtype=torch.int32)}, ("slot -2 is out of range",)),
         ({"topk_ids_of_layer": torch.full((2, 2, 8), -1, dtype=torch.int32)}, ("every id is −1",)),
@@ -193,8 +162,7 @@ def test_two_files_of_a_rank(tmp_path, member):
     ],
 )
 def test_bad_dumps(tmp_path, change, words):
-    path = dump(tmp_path, [tokens(1, EXTEND, [0, 1], [[0, 1], [1, 2]], [2]) | change], SLOTS)
-    refused(path, *words)
+    refused(dump(tmp_path, [tokens(1, EXTEND, [0, 1], [[0, 1], [1, 2]], [2]) | change], SLOTS), *words)
 
 
 # Three experts in four slots, of which expert 0 has two; the first layer is dense.
@@ -210,11 +178,8 @@ def test_slots_are_folded_and_ranks_added(tmp_path):
     for rank, counts in enumerate((([1, 2, 4, 8], [1, 0, 0, 0]), ([0, 1, 1, 1], [0, 0, 3, 0]))):
         dump(tmp_path, [one_pass(7, rank, counts[0]), one_pass(8, rank, counts[1])], PASS_SLOTS, rank)
     load = read_workload(tmp_path)
-    assert load.model_layers == (1,)
-    np.testing.assert_array_equal(load.load, [[12, 8, 2]])
-    np.testing.assert_array_equal(load.by_source, [[[10, 4, 2]], [[2, 4, 0]]])
-    np.testing.assert_array_equal(load.by_step, [[[12, 5, 1]], [[0, 3, 1]]])
-    assert codes(load) == []
+    holds(load, model_layers=(1,), load=[[12, 8, 2]], by_source=[[[10, 4, 2]], [[2, 4, 0]]])
+    holds(load, by_step=[[[12, 5, 1]], [[0, 3, 1]]], codes=[])
     assert load.origin.format == "sglang-passes"
 
 
@@ -230,34 +195,26 @@ def test_passes_stand_in_the_order_of_their_numbers_and_a_rank_may_miss_some(tmp
 
 def test_low_latency_ranks_count_what_they_receive(tmp_path):
     """Each rank knows its own slots alone: their sum is right, by rank they are not sources."""
-    path = dump(tmp_path, [one_pass(1, 1, [0, 0, 5, 6])], PASS_SLOTS, 1)
-    refused(path, "low-latency", "that of rank 0 is missing")
+    refused(dump(tmp_path, [one_pass(1, 1, [0, 0, 5, 6])], PASS_SLOTS, 1), "low-latency", "that of rank 0 is missing")
     dump(tmp_path, [one_pass(1, 0, [3, 4, 0, 0])], PASS_SLOTS, 0)
-    load = read_workload(tmp_path)
-    np.testing.assert_array_equal(load.load, [[10, 5, 3]])
-    assert load.by_source is None
+    holds(read_workload(tmp_path), load=[[10, 5, 3]], by_source=None)
 
 
 def test_copies_of_passes_count_once(tmp_path):
     for rank in range(4):
         dump(tmp_path, [one_pass(1, rank, [1, 2, 4, 8])], PASS_SLOTS, rank, f"1764000000.{rank}")
     load = read_workload(tmp_path)
-    np.testing.assert_array_equal(load.load, [[10, 4, 1]])
-    assert load.by_source is None
-    assert codes(load) == ["copies-dropped"]
+    holds(load, load=[[10, 4, 1]], by_source=None, codes=["copies-dropped"])
     assert "3 of 4 ranks (1, 2, 3)" in load.origin.findings[0].message
 
 
 def test_a_balancer_that_moved_is_found_and_passes_of_a_draft_model_are_left_out(tmp_path):
     records = [one_pass(1, 0, [1, 2, 4, 8]), pass_record(1, 0, [[9] * 4, [9] * 4], "speculative_draft")]
-    load = read_workload(dump(tmp_path, records, PASS_SLOTS))
-    np.testing.assert_array_equal(load.load, [[10, 4, 1]])
-    assert codes(load) == ["draft-model-left-out"]
+    holds(read_workload(dump(tmp_path, records, PASS_SLOTS)), load=[[10, 4, 1]], codes=["draft-model-left-out"])
     dump(tmp_path, [one_pass(1, 0, [1, 2, 4, 8])], PASS_SLOTS, 0)
     dump(tmp_path, [one_pass(1, 1, [2, 2, 4, 8])], [[0, 1, 2, 0], [2, 0, 1, 1]], 1)
     load = read_workload(tmp_path)
-    np.testing.assert_array_equal(load.load, [[12, 16, 3]])
-    assert codes(load) == ["balancer-moved"]
+    holds(load, load=[[12, 16, 3]], codes=["balancer-moved"])
     assert load.origin.findings[0].severity == "error"
 
 
@@ -281,14 +238,11 @@ def record_of(data):
     ("change", "words"),
     [
         (lambda data: data.update(records=[]), ("no forward pass was recorded",)),
-        (lambda data: data.update(records={}), ("'records'",)),
         (lambda data: data.pop("last_physical_to_logical_map"), ("'last_physical_to_logical_map'",)),
-        (lambda data: data["records"].append(3), ("record 1", "'forward_pass_id'")),
         (lambda data: record_of(data).pop("rank"), ("record 0", "'rank'")),
         (lambda data: record_of(data).update(forward_pass_id=2**60), ("record 0", "'forward_pass_id'")),
         (lambda data: data["records"].append(record_of(data) | {"rank": 1}), ("several ranks",)),
         (lambda data: record_of(data).update(gatherer_key="draft"), ("passes of 'draft' alone",)),
-        (lambda data: record_of(data).update(global_physical_count=[1]), ("must be a tensor, not list",)),
         (lambda data: record_of(data).update(global_physical_count=torch.ones(2, 3, dtype=INT32)),
          ("rank 0, forward pass 1, global_physical_count", "[2, 4]", "[2, 3]")),
         (lambda data: record_of(data).update(global_physical_count=torch.ones(2, 4)), ("whole numbers", "float32")),

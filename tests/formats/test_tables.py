@@ -14,6 +14,7 @@ from engine.formats.long_form import routing_from_columns
 from engine.formats.source import Source
 from tests.cases.examples import examples
 from tests.cases.files import refused, saver
+from tests.cases.recordings import holds
 from tests.cases.refusals import refusal
 
 csv = saver("trace.csv")
@@ -40,9 +41,7 @@ def long_form(experts, **extra):
     ],
 )
 def test_csv_of_any_layout(tmp_path, text, experts):
-    trace = read_workload(csv(tmp_path, text))
-    assert trace.experts.tolist() == experts
-    assert trace.num_experts == np.max(experts) + 1
+    holds(read_workload(csv(tmp_path, text)), experts=experts, num_experts=np.max(experts) + 1)
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -54,14 +53,12 @@ def test_any_row_order_gives_the_same_trace(tokens, layers, k, random, spread):
     columns = {name: column[order] for name, column in long_form(experts).items()}
     if spread:
         columns["token"] = columns["token"] * 10**9
-    trace = routing_from_columns(Source(None, "t"), columns, str)
-    np.testing.assert_array_equal(trace.experts, experts)
+    holds(routing_from_columns(Source(None, "t"), columns, str), experts=experts)
 
 
 def test_columns_of_tokens_in_csv_and_of_all_kinds_in_parquet(tmp_path):
     trace = read_workload(csv(tmp_path, "token,layer,expert,sequence,source_rank\n1,0,0,4,1\n0,0,1,3,0\n"))
-    np.testing.assert_array_equal(trace.sequence, [3, 4])
-    np.testing.assert_array_equal(trace.source_rank, [0, 1])
+    holds(trace, sequence=[3, 4], source_rank=[0, 1])
     experts = np.random.default_rng(0).integers(6, size=(10, 3, 2))
     np.testing.assert_array_equal(read_workload(parquet(tmp_path, **long_form(experts))).experts, experts)
     floats = {name: column.astype(float) for name, column in long_form(experts).items()}
@@ -75,13 +72,10 @@ def test_columns_of_tokens_in_csv_and_of_all_kinds_in_parquet(tmp_path):
         ("token,layer,expert\n" + "0,0,1\n" * 15 + "0,1,\n", ("line 17: column 'expert' is empty",)),
         ("token,layer,expert\n0,0,1\n\n\n0,1,\n", ("line 5: column 'expert' is empty",)),
         ("token,layer,expert\n0,0,1\n0,1,x\n", ("line 3: column 'expert' is 'x', not a whole number",)),
-        ("token,layer,expert\n0,0,1\n0,1,NaN\n", ("line 3", "'NaN'")),
         ("token,layer,expert\n0,0,1\n0,1,1.5\n", ("line 3", "whole numbers, not 1.5")),
         ("token,layer,expert\n0,0,1\n0,1\n", ("line 3: has 2 columns, the first line 3",)),
-        ("token,layer,expert\n0,0,1\n0,1,-2\n", ("line 3", "-2")),
         ("token,layer,expert\n0,0,1\n0,-1,2\n", ("line 3", "'layer'", "-1")),
         ("token,layer,expert\n0,0,1\n0,1,2\n3,1,2\n", ("token 3, layer 0", "no row")),
-        ("token,layer,expert\n0,0,1\n0,1,2\n9,4,2\n", ("token 0, layer 4", "no row")),
         ("token,layer,expert\n0,0,1\n0,1,2\n0,2,2\n0,1,2\n", ("token 0, layer 1: has 2 rows where most have 1",)),
         ("token,layer,expert,rank_in_topk\n0,0,1,0\n0,0,2,0\n", ("line 3", "second row", "token 0, layer 0, rank 0")),
         ("token,layer,expert,rank_in_topk\n0,0,1,1\n0,0,2,2\n", ("line 3", "counts from 0")),
@@ -94,20 +88,13 @@ def test_columns_of_tokens_in_csv_and_of_all_kinds_in_parquet(tmp_path):
         ("token;layer;expert\n0;0;1\n", ("semicolons",)),
         ("a,b\n0,1\n", ("token, layer, expert", "src, dst, bytes", "expert_0", "a, b")),
         ("src,dst,bytes\n0,1,5\n1,0,-7\n", ("line 3", "'bytes'", "-7")),
-        ("src,dst,bytes\n0,1,nan\n1,0,7\n", ("line 2", "nan")),
         ("src,dst,bytes\n0,1,5\n0,1,7\n", ("line 3", "second row", "rank 0 to rank 1")),
         ("src,dst,bytes\n0,1000000000,5\n", ("1000000001",)),
         ("src,dst,bytes\n0,-1,5\n", ("line 2", "'dst'")),
         ("0,5,2,1\n3,0,-4,1\n", ("line 2, column 3", "-4")),
         ("1,000,5\n3,0,4\n1_0,0,4\n", ("line 3: column 1 is '1_0', not a number",)),
-        ("0x1,5\n3,0\n", ("line 1: column 1 is '0x1', not a number",)),
-        ("infinity,5\n3,0\n", ("line 1, column 1", "at least 0")),
         ("3,2,1,0\n0,1,2,3\n", ("a placement",)),
-        ("1;5\n3;0\n", ("semicolons",)),
-        ("1\t5\n3\n", ("line 2: has 1 columns, the first line 2",)),
         ("0,1,2\n3,0,4\n5,,0\n", ("line 3: column 2 is empty",)),
-        ("0,1\n-3,0\n", ("line 2, column 1", "-3")),
-        ("0,5\n-3,0\n", ("line 2, column 1", "-3")),
         ("0,5\nnan,0\n", ("line 2, column 1", "nan")),
         ("expert_0,expert_2\n1,2\n", ("'expert_1' is missing",)),
         ("expert_0,1,expert_1\n1,2,3\n", ("same expert",)),
@@ -187,12 +174,9 @@ def test_a_first_line_of_numbers_is_a_row(tmp_path_factory, table, name):
 
 @pytest.mark.parametrize("header", ["expert_0,expert_1", "0,1"])
 def test_loads_leave_dense_layers_out(tmp_path, header):
-    load = read_workload(csv(tmp_path, f"{header}\n0,0\n1,2\n3,0.5\n"))
-    np.testing.assert_array_equal(load.load, [[1, 2], [3, 0.5]])
-    assert load.model_layers == (1, 2)
+    holds(read_workload(csv(tmp_path, f"{header}\n0,0\n1,2\n3,0.5\n")), load=[[1, 2], [3, 0.5]], model_layers=(1, 2))
     load = read_workload(csv(tmp_path, "expert_1,layer,expert_0\n1,9,2\n3,4,0\n"))  # layers and columns in any order
-    np.testing.assert_array_equal(load.load, [[0, 3], [2, 1]])
-    assert load.model_layers == (4, 9)
+    holds(load, load=[[0, 3], [2, 1]], model_layers=(4, 9))
 
 
 @pytest.mark.parametrize(
@@ -200,8 +184,6 @@ def test_loads_leave_dense_layers_out(tmp_path, header):
     [
         ({"token": [0, 1], "layer": [0, 0], "expert": [1, None]}, ("row 1: column 'expert' is empty",)),
         ({"token": [0, 1], "layer": [0, 0], "expert": ["1", "2"]}, ("'expert' is string",)),
-        ({"token": [0, 1], "layer": [0, 0], "expert": [1, 2.5]}, ("row 1", "2.5")),
-        ({"token": [0, 1], "layer": [0, 0]}, ("'expert' is missing",)),
         ({name: pa.array([], pa.int64()) for name in ("token", "layer", "expert")}, ("no rows",)),
         ({"src": [0], "dst": [1], "bytes": [-1.0]}, ("row 0", "-1")),
     ],

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save, save_file
 
-from engine.cli import main
 from engine.formats import identify, parts, read_workload
-from engine.model import MoEModel
 from tests.cases.files import refused
 from tests.cases.megatron import codes
+from tests.cases.recordings import holds
 from tests.cases.refusals import refusal
 from tests.cases.tensorrt_llm import MODEL, recording
 
@@ -22,31 +21,16 @@ TWO_RANKS = [
 
 def test_ranks_and_iterations_add_up(tmp_path):
     load = read_workload(recording(tmp_path / "run", TWO_RANKS), model=MODEL)
-    np.testing.assert_array_equal(load.load, [[4, 2, 3, 5], [2, 0, 6, 0], [6, 2, 0, 0]])
-    assert load.model_layers == (1, 2, 3)
-    assert load.name == "run"
-    np.testing.assert_array_equal(load.by_source[0], [[3, 2, 3, 0], [0, 0, 6, 0], [6, 0, 0, 0]])
-    np.testing.assert_array_equal(load.by_source[1], [[1, 0, 0, 5], [2, 0, 0, 0], [0, 2, 0, 0]])
-    np.testing.assert_array_equal(load.by_step[0], [[2, 2, 3, 1], [2, 0, 6, 0], [6, 2, 0, 0]])
-    np.testing.assert_array_equal(load.by_step[1], [[2, 0, 0, 4], [0, 0, 0, 0], [0, 0, 0, 0]])
-    assert codes(load) == {"slots-or-experts": "ok", "source-ranks": "ok"}
-
-
-def test_its_files_are_one_recording(tmp_path):
-    folder = recording(tmp_path / "run", TWO_RANKS, tokens=[{"7_1": 3}, {"7_1": 1}])
-    (part,) = parts([folder])
-    assert part.format.name == "tensorrt-llm-statistics"
-    assert len(part.paths) == 5
-    for path in part.paths:
-        assert identify(path) is part.format
+    holds(load, load=[[4, 2, 3, 5], [2, 0, 6, 0], [6, 2, 0, 0]], model_layers=(1, 2, 3), name="run")
+    sources = [[[3, 2, 3, 0], [0, 0, 6, 0], [6, 0, 0, 0]], [[1, 0, 0, 5], [2, 0, 0, 0], [0, 2, 0, 0]]]
+    steps = [[[2, 2, 3, 1], [2, 0, 6, 0], [6, 2, 0, 0]], [[2, 0, 0, 4], [0, 0, 0, 0], [0, 0, 0, 0]]]
+    holds(load, by_source=sources, by_step=steps, codes={"slots-or-experts": "ok", "source-ranks": "ok"})
 
 
 def test_steps_come_in_order_many_are_spans_and_counts_may_have_32_bits(tmp_path):
-    counts = {f"{iteration}_1": [iteration, 0, 0, 0] for iteration in (9, 10, 100)}
-    load = read_workload(recording(tmp_path / "run", [counts]))
+    load = read_workload(recording(tmp_path / "run", [{f"{iteration}_1": [iteration, 0, 0, 0] for iteration in (9, 10, 100)}]))
     assert load.by_step[:, 0, 0].tolist() == [9, 10, 100]  # whatever their names sort like
-    counts = {f"{iteration}_1": [1, 0, 0, 0] for iteration in range(130)}
-    load = read_workload(recording(tmp_path / "run", [counts]))
+    load = read_workload(recording(tmp_path / "run", [{f"{iteration}_1": [1, 0, 0, 0] for iteration in range(130)}]))
     assert load.by_step.shape == (64, 1, 4)
     assert load.by_step[:, 0, 0].tolist() == [3] * 2 + [2] * 62
     save_file({"0_1": np.array([1, 2], np.int32)}, tmp_path / "rank0.safetensors")
@@ -60,10 +44,7 @@ ONE_MORE = {"name": "other", "experts_per_token": 1}
     ("ranks", "experts", "options", "said"),
     [
         # A load balancer makes the counts those of slots, and nothing in the files says so.
-        (
-            [{f"0_{layer}": [1] * 6 for layer in (1, 2, 3)}],
-            *(6, {"model": MODEL}, "counts 6 ids, but the model has 4 experts: a load balancer was on"),
-        ),
+        ([{"0_1": [1] * 6}], 6, {"model": MODEL}, "counts 6 ids, but the model has 4 experts: a load balancer was on"),
         ([{"0_1": [1] * 6}], 6, {"num_experts": 4}, "these are its slots"),
         ([{"0_1": [1] * 2}], 2, {"model": MODEL}, "counts 2 experts, but the model has 4"),
         ([{"0_0": [1, 1, 0, 0]}], 4, {"model": MODEL}, "layer 0, which is dense in small"),
@@ -75,19 +56,15 @@ def test_counts_that_are_not_of_the_models_experts(tmp_path, ranks, experts, opt
 
 
 def test_counts_without_a_model_and_with_layers_missing(tmp_path):
-    folder = recording(tmp_path / "run", [{"0_1": [1] * 6}], experts=6)
-    assert read_workload(folder, num_experts=6).num_experts == 6
-    load = read_workload(recording(tmp_path / "two", TWO_RANKS))
-    assert codes(load)["slots-or-experts"] == "warning"
-    load = read_workload(recording(tmp_path / "one", [{"0_1": [1, 1, 0, 0]}]), model=MODEL)
-    assert codes(load)["missing-layers"] == "error"
+    assert read_workload(recording(tmp_path / "run", [{"0_1": [1] * 6}], experts=6), num_experts=6).num_experts == 6
+    assert codes(read_workload(recording(tmp_path / "two", TWO_RANKS)))["slots-or-experts"] == "warning"
+    assert codes(read_workload(recording(tmp_path / "one", [{"0_1": [1, 1, 0, 0]}]), model=MODEL))["missing-layers"] == "error"
 
 
 def test_the_layer_after_the_last_is_of_mtp(tmp_path):
     counts = {"0_1": [1, 1, 0, 0], "0_2": [1, 1, 0, 0], "0_3": [1, 1, 0, 0], "0_4": [0, 0, 3, 4]}
     load = read_workload(recording(tmp_path / "run", [counts, counts | {"0_4": [7, 0, 0, 0]}]), model=MODEL)
-    assert load.model_layers == (1, 2, 3)
-    np.testing.assert_array_equal(load.load, [[2, 2, 0, 0]] * 3)
+    holds(load, model_layers=(1, 2, 3), load=[[2, 2, 0, 0]] * 3)
     assert load.by_source.shape == (2, 3, 4)
     assert codes(load)["mtp-left-out"] == "warning"
     assert "its 14 token copies" in " ".join(finding.message for finding in load.origin.findings)
@@ -105,8 +82,7 @@ def test_pipeline_stages_have_their_own_layers(tmp_path):
     first, second = {"0_1": [1, 0, 0, 1]}, {"0_1": [0, 2, 0, 0]}
     third, fourth = {"0_2": [0, 1, 1, 0], "0_3": [2, 0, 0, 0]}, {"0_2": [2, 0, 0, 0], "0_3": [0, 2, 0, 0]}
     load = read_workload(recording(tmp_path / "run", [first, second, third, fourth]), model=MODEL)
-    np.testing.assert_array_equal(load.by_source[0], [[1, 0, 0, 1], [0, 1, 1, 0], [2, 0, 0, 0]])
-    np.testing.assert_array_equal(load.by_source[1], [[0, 2, 0, 0], [2, 0, 0, 0], [0, 2, 0, 0]])
+    holds(load, by_source=[[[1, 0, 0, 1], [0, 1, 1, 0], [2, 0, 0, 0]], [[0, 2, 0, 0], [2, 0, 0, 0], [0, 2, 0, 0]]])
 
 
 def test_a_missing_rank_is_said(tmp_path):
@@ -121,14 +97,16 @@ def test_a_missing_rank_is_said(tmp_path):
 def test_counts_are_held_against_tokens(tmp_path):
     tokens = [{"7_1": 3, "7_2": 3, "7_3": 3, "8_1": 1}, {"7_1": 1, "7_2": 1, "7_3": 1, "8_1": 2}]
     folder = recording(tmp_path / "run", TWO_RANKS, tokens=tokens, ep_size=2, experts_per_rank=2)
+    (part,) = parts([folder])
+    assert (part.format.name, len(part.paths)) == ("tensorrt-llm-statistics", 5)
+    assert all(identify(path) is part.format for path in part.paths)
     load = read_workload(folder, model=MODEL)
     assert codes(load)["conservation"] == "ok"
     np.testing.assert_array_equal(load.demand(2)[:, 1], load.by_source[1])
 
 
 def test_tokens_that_do_not_add_up(tmp_path):
-    folder = recording(tmp_path / "run", TWO_RANKS, tokens=[{"7_1": 5}, {"7_1": 1}])
-    load = read_workload(folder, model=MODEL)
+    load = read_workload(recording(tmp_path / "run", TWO_RANKS, tokens=[{"7_1": 5}, {"7_1": 1}]), model=MODEL)
     assert codes(load)["conservation"] == "error"
     assert any("Rank 0 counts 8 token copies in model layer 1" in found.message for found in load.origin.findings)
 
@@ -147,13 +125,10 @@ def test_tensors_of_other_things_are_left_out(tmp_path):
     [
         ({"0_1": np.array([1, -2, 0, 0])}, {}, "iteration 0, layer 1, id 1: a count must be at least 0, not -2"),
         ({"0_1": np.array([1, 2, 0])}, {}, "'0_1': must be int64 [4]"),
-        ({"0_1": np.array([1.0, 2, 0, 0])}, {}, "not F64 [4]"),
         ({"0_1": np.zeros(4, np.int64)}, {}, "every load is 0"),
         ({"0_1200": np.ones(4, np.int64)}, {}, "layer 1200 is out of range"),
-        ({"0_1": np.ones(4, np.int64), "1_1": np.ones((4, 1), np.int64)}, {}, "'1_1': must be int64 [4]"),
         ({"0_1": np.ones(4, np.int64)}, {"num_experts": 5}, "must be int64 [5]"),
         (None, {"num_experts": 0}, "num_experts must be a whole number from 1"),
-        (None, {"num_experts": "4"}, "num_experts must be a whole number from 1"),
         (None, {"num_experts_per_token": None}, "num_experts_per_token must be"),
         (None, {"ep_size": -1}, "ep_size must be"),
     ],
@@ -175,16 +150,6 @@ def test_files_that_are_cut_short_alone_or_there_twice(tmp_path):
     path = folder / "rank0.safetensors"
     path.write_bytes(path.read_bytes()[:-3])
     refused(path, "is damaged (incomplete metadata, file not fully covered)")
-
-
-def test_layers_of_r1_without_its_mtp_layer(tmp_path):
-    model = MoEModel(name="R1", layers=61, dense_layers=(0, 1, 2), experts=256, experts_per_token=8, d_model=64, d_ff=64)
-    counts = {f"{iteration}_{layer}": list(range(256)) for iteration in range(2) for layer in range(3, 62)}
-    folder = recording(tmp_path / "run", [counts | {"0_3": [rank] * 256} for rank in range(4)], experts=256)
-    (folder / "meta_info.json").write_text('{"num_experts": 256, "num_experts_per_token": 8}')
-    load = read_workload(folder, model=model)
-    assert load.model_layers == tuple(range(3, 61))
-    assert load.by_source.shape == (4, 58, 256)
 
 
 PLAN = """num_slots: 6
@@ -230,8 +195,7 @@ def test_plans_that_did_not_run_or_may_not_have(tmp_path):
     (folder / "same.yml").write_text(PLAN)
     np.testing.assert_array_equal(read_workload(folder, model=MODEL).load, FOLDED)
     (folder / "other.yaml").write_text(PLAN.replace("[0, 1, 2, 3, 0, 1]", "[0, 1, 2, 3, 3, 3]"))
-    said = refusal(read_workload, folder, model=MODEL)
-    assert "moe.yaml and other.yaml differ, say which ran" in said
+    assert "moe.yaml and other.yaml differ, say which ran" in refusal(read_workload, folder, model=MODEL)
 
 
 @pytest.mark.parametrize("row", [[3, 2, 1, 0], [0, 1, 2, 3]])
@@ -254,22 +218,9 @@ def test_as_many_slots_as_experts(tmp_path, row):
     ("plan", "part"),
     [
         (PLAN.replace("num_slots", "slots"), "knows no field 'slots'"),
-        (PLAN.replace("[0, 1, 2, 3, 0, 1]", "[0, 1, 2, 0, 0, 1]"), "expert 3 is in no slot"),
-        (PLAN.replace("  1: [0, 1, 2, 3, 0, 1]\n", ""), "there is no model layer 1"),
         (PLAN.replace("iter: 0", "iter: [0]"), "layer_updates_per_iter is"),
     ],
 )
 def test_a_broken_plan_beside_it_is_named(tmp_path, plan, part):
     said = refusal(read_workload, slots(tmp_path / "run", plan), model=MODEL)
     assert said.startswith("moe.yaml") and part in said
-
-
-def test_on_the_command_line(tmp_path, capsys):
-    folder = recording(tmp_path / "run", COUNTS, experts=6)
-    (tmp_path / "ran.yaml").write_text(PLAN)
-    (tmp_path / "model.json").write_text(MODEL.to_json())
-    asked = ["inspect", str(folder), "--model", str(tmp_path / "model.json"), "--json"]
-    assert main(asked) == 2
-    assert "--deployed" in capsys.readouterr().err
-    assert main([*asked, "--deployed", str(tmp_path / "ran.yaml")]) == 0
-    assert '"experts": 4' in capsys.readouterr().out

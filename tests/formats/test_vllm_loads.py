@@ -1,6 +1,5 @@
 """Expert loads of vLLM and vLLM-Ascend, and the routing logs of its forks."""
 
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,8 @@ from engine.formats.step_spans import StepSpans
 from engine.model import MoEModel
 from tests.cases.examples import examples
 from tests.cases.files import json_lines, refused, saver
+from tests.cases.plan_files import saved_tensors, with_pickle
+from tests.cases.recordings import holds
 from tests.cases.refusals import refusal
 from tests.cases.sglang import codes
 from tests.cases.vllm import FIRST, META, MOVED, ROUTED, ROUTED_AT, SECOND, route_meta, routes, stats
@@ -32,17 +33,14 @@ def test_both_forms(tmp_path, form):
     path = saved(tmp_path, *records)
     assert identify(path).name == "vllm-eplb-loads"
     load = read_workload(path)
-    np.testing.assert_array_equal(load.by_step, [[[12, 1, 5], [1, 11, 2]], [[5, 0, 0], [7, 5, 0]]])
-    np.testing.assert_array_equal(load.load, [[17, 1, 5], [8, 16, 2]])
-    assert load.model_layers == (0, 1)
-    assert codes(load) == []
+    holds(load, by_step=[[[12, 1, 5], [1, 11, 2]], [[5, 0, 0], [7, 5, 0]]], load=[[17, 1, 5], [8, 16, 2]], model_layers=(0, 1))
+    holds(load, codes=[])
     model = MoEModel(name="m", layers=3, dense_layers=(0,), experts=3, experts_per_token=1, d_model=8, d_ff=8)
     assert read_workload(path, model=model).model_layers == (1, 2)  # MoE layers of the open model
 
 
 def test_every_line_is_folded_by_its_own_map(tmp_path):
-    records = [stats(1, FIRST), stats(2, FIRST, MOVED), stats(3, FIRST, MOVED), stats(4, FIRST)]
-    load = read_workload(saved(tmp_path, *records))
+    load = read_workload(saved(tmp_path, stats(1, FIRST), stats(2, FIRST, MOVED), stats(3, FIRST, MOVED), stats(4, FIRST)))
     np.testing.assert_array_equal(load.by_step[:, 1], [[1, 11, 2], [1, 8, 5], [1, 8, 5], [1, 11, 2]])
     (finding,) = load.origin.findings
     assert (finding.code, finding.layers) == ("balancer-moved", (1,))
@@ -98,18 +96,14 @@ def test_no_spans_of_huge_loads():
     [
         ([META], ("no eplb_load_stats line",)),
         ([stats(1, [[0] * 4] * 2)], ("no eplb_load_stats line with any tokens",)),
-        ([META, META, stats(1, FIRST)], ("line 2", "as the first line")),
         ([stats(1, FIRST), META], ("line 2", "as the first line")),
         ([META | {"num_redundant_experts": 2}, stats(1, FIRST)], ("line 2", "3 experts on 4 slots", "2 of them are")),
         ([stats("one", FIRST)], ("line 1", "'step'", "'one'")),
         ([stats(1, FIRST[0])], ("line 1", "'expert_load'", "[layers][slots]")),
-        ([stats(1, [[1, 2], [3]])], ("'expert_load'", "as many slots")),
         ([stats(1, [["1", 2]])], ("'expert_load', lists of numbers",)),
         ([stats(1, [[10**400, 2, 3, 4]] * 2)], ("'expert_load', lists of numbers",)),
         ([stats(1, [[1, -2, 3, 4]] * 2)], ("line 1, expert_load, layer 0, slot 1", "-2")),
-        ([stats(1, [[1, float("nan"), 3, 4]] * 2)], ("layer 0, slot 1", "nan")),
         ([stats(1, FIRST, [[0, 1, 2, 4], [0, 1, 2, 3]])], ("line 1, p2l_map, layer 0, slot 3", "expert 4")),
-        ([stats(1, FIRST, [[0, 1, 2, -1]] * 2)], ("expert -1",)),
         ([stats(1, FIRST, [[0, 1, 2]] * 2)], ("[2, 4]", "[2, 3]")),
         ([stats(1, FIRST, None)], ("line 1", "needs 'p2l_map'")),
         ([stats(1, FIRST), stats(2, [[1, 2]], [[0, 1]])], ("step 2", "[1, 2]", "[2, 3]")),
@@ -134,21 +128,16 @@ def saved_loads(folder, tensor):
 def test_counts_with_what_was_assumed(tmp_path, dtype):
     path = saved_loads(tmp_path, torch.tensor([[0, 0, 0], [9, 2, 3]], dtype=dtype))
     assert identify(path).name == "torch-loads"
-    load = read_workload(path)
-    np.testing.assert_array_equal(load.load, [[9, 2, 3]])
-    assert load.model_layers == (1,)
-    assert [finding.code for finding in load.origin.findings] == ["assumed-counts"]
+    holds(read_workload(path), load=[[9, 2, 3]], model_layers=(1,), codes=["assumed-counts"])
 
 
 @pytest.mark.parametrize(
     ("tensor", "parts"),
     [
-        (torch.ones(3), ("[layers, experts]", "[3]")),
         (torch.ones(2, 3, 4), ("[2, 3, 4]",)),
         (torch.ones(2, 3) > 0, ("bool",)),
         (torch.tensor([[1.0, -1.0]]), ("layer 0, expert 1",)),
         (torch.tensor([[0, 1, 1], [1, 0, 0]]), ("a placement",)),
-        (torch.ones(1).expand(4000, 4000), ("more numbers than are stored",)),
     ],
 )
 def test_other_tensors(tmp_path, tensor, parts):
@@ -158,13 +147,9 @@ def test_other_tensors(tmp_path, tensor, parts):
 def test_other_things_that_torch_saves_and_a_damaged_structure(tmp_path):
     assert "tensor of" not in refused(saved_loads(tmp_path, {"a": torch.ones(2, 3)}))
     # An operation that no unpickler knows (found by fuzzing).
-    with zipfile.ZipFile(saved_loads(tmp_path, torch.tensor([[9, 2, 3]]))) as archive:
-        members = {name: archive.read(name) for name in archive.namelist()}
-    with zipfile.ZipFile(tmp_path / "damaged.pt", "w") as archive:
-        for name, data in members.items():
-            unknown = data.replace(b"ctorch\nLongStorage\n", b"ctorch\nLongStorage\nb")
-            archive.writestr(name, unknown if ".pkl" in name else data)
-    refused(tmp_path / "damaged.pt", "is damaged")
+    data = saved_tensors(torch.tensor([[9, 2, 3]]))
+    unknown = with_pickle(data, lambda pickled: pickled.replace(b"ctorch\nLongStorage\n", b"ctorch\nLongStorage\nb"))
+    refused(saved_text(tmp_path, unknown, "damaged.pt"), "is damaged")
 
 
 def saved_routes(folder: Path, records: list[dict], name: str = "routes-layer0.jsonl") -> Path:
@@ -184,15 +169,13 @@ def test_files_are_layers_of_one_recording(tmp_path):
     path = logged(tmp_path, 0, num_experts=16)
     assert identify(path).name == "route-log"
     trace = read_workload(path)
-    assert trace.experts.tolist() == [[ids] for ids in ROUTED[0]]
-    assert (trace.num_experts, trace.sequence, trace.model_layers) == (16, None, None)
+    holds(trace, experts=[[ids] for ids in ROUTED[0]], num_experts=16, sequence=None, model_layers=None)
     assert severities(trace) == [("layers-logged", "ok")]
     assert trace.origin.findings[0].message.startswith("Layer 0 was logged")
     for layer in (3, 0):
         logged(tmp_path, layer)
     trace = read_workload(tmp_path)
-    assert trace.name == "routes-layer"
-    assert trace.experts.tolist() == [list(token) for token in zip(ROUTED[0], ROUTED[3], strict=True)]
+    holds(trace, name="routes-layer", experts=[list(token) for token in zip(ROUTED[0], ROUTED[3], strict=True)])
     assert severities(trace) == [("layers-logged", "ok"), ("layers-of-several-runs", "warning")]
     assert "2 layers were logged: 0, 3" in trace.origin.findings[0].message
 
@@ -216,8 +199,7 @@ def test_numbers_of_layers(tmp_path, dense, numbers):
     """A number beyond the MoE layers, or of a dense one, shows how layers were counted."""
     layers = (3,) if len(dense) == 3 else (0, 3)
     model = MoEModel(name="m", layers=5, dense_layers=dense, experts=8, experts_per_token=2, d_model=8, d_ff=8)
-    paths = [logged(tmp_path, layer) for layer in layers]
-    assert read_workload(paths, model=model).model_layers == numbers
+    assert read_workload([logged(tmp_path, layer) for layer in layers], model=model).model_layers == numbers
 
 
 def test_lines_between_and_numbers_that_pyarrow_does_not_read_but_python_does(tmp_path):
@@ -226,8 +208,7 @@ def test_lines_between_and_numbers_that_pyarrow_does_not_read_but_python_does(tm
         ("\n", '\n\n{"type": "flush"}\n', 2),
         ('"token_idx": 1,', '"token_idx": 1, "token_idx": 1,', -1),
     ):
-        trace = read_workload(saved_text(tmp_path, text.replace(before, after, most)))
-        assert trace.experts[:, 0].tolist() == ROUTED[0]
+        assert read_workload(saved_text(tmp_path, text.replace(before, after, most))).experts[:, 0].tolist() == ROUTED[0]
     refused(saved_text(tmp_path, text[:-20]), "line 5", "was cut short")
 
 
@@ -249,10 +230,7 @@ def with_all(**other: object) -> list[dict]:
         (with_ids(None), ("line 3", "has 0 experts")),
         (with_ids([1, 40000]), ("line 3", "expert 40000")),
         (with_ids([1, -2]), ("line 3", "expert -2")),
-        (with_ids([1, None]), ("line 3", "expert None")),
         (with_ids([1, "2"]), ("line 3", "'topk_ids' is '[1, '2']'", "list of whole numbers")),
-        (with_ids([1, 1.5]), ("line 3", "'topk_ids'")),
-        (with_ids(7), ("line 3", "'topk_ids' is '7'")),
         (with_ids([1, 2**70]), ("line 3", "'topk_ids'")),
         ([route_meta(top_k=4), *routes(0, ROUTED[0])], ("top_k is 4",)),
         ([route_meta(), *routes(-1, ROUTED[0])], ("count from 0", "'-1'")),
@@ -265,17 +243,10 @@ def test_bad_logs(tmp_path, records, parts):
     refused(saved_routes(tmp_path, records), *parts)
 
 
-@pytest.mark.parametrize(
-    ("records", "name", "said"),
-    [
-        (
-            [route_meta(), *routes(3, ROUTED[3][:3], ROUTED_AT[:3])],
-            "routes-layer3.jsonl",
-            ("has 3 tokens", " layer 3, but layer 0 (routes-layer0.jsonl) 4"),
-        ),
-        ([route_meta(), *routes(0, ROUTED[0])], "routes-layer1.jsonl", ("holds layer 0, and so does routes-layer0.jsonl",)),
-    ],
-)  # fmt: skip
-def test_layers_with_other_numbers_of_tokens_or_there_twice(tmp_path, records, name, said):
-    message = refusal(read_workload, [logged(tmp_path, 0), saved_routes(tmp_path, records, name)])
-    assert message.startswith(f"{name}: {said[0]}") and said[-1] in message
+def test_layers_with_other_numbers_of_tokens_or_there_twice(tmp_path):
+    first = logged(tmp_path, 0)
+    other = saved_routes(tmp_path, [route_meta(), *routes(3, ROUTED[3][:3], ROUTED_AT[:3])], "routes-layer3.jsonl")
+    said = refusal(read_workload, [first, other])
+    assert said.startswith("routes-layer3.jsonl: has 3 tokens") and " layer 3, but layer 0 (routes-layer0.jsonl) 4" in said
+    other = saved_routes(tmp_path, [route_meta(), *routes(0, ROUTED[0])], "routes-layer1.jsonl")
+    assert "routes-layer1.jsonl: holds layer 0, and so does routes-layer0.jsonl" in refusal(read_workload, [first, other])

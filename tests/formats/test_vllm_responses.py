@@ -6,16 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from engine.formats import identify, members, parts, read_workload
-from engine.formats.vllm.responses import decode
 from engine.model import MoEModel
-from tests.cases.examples import examples
 from tests.cases.files import json_lines, refused, saver
+from tests.cases.recordings import holds
 from tests.cases.refusals import refusal
-from tests.cases.vllm import FORMS, ROWS, USAGE, answer, bare, chunk, forms_of, npy
+from tests.cases.vllm import FORMS, ROWS, USAGE, answer, bare, chunk, npy
 
 saved_text = saver("answers.jsonl")
 
@@ -29,20 +26,9 @@ def test_forms(tmp_path, form):
     path = saved(tmp_path, answer(FORMS[form]))
     assert identify(path).name == "routed-experts"
     trace = read_workload(path)
-    assert trace.experts.tolist() == ROWS
-    assert trace.num_experts == 8
-    assert trace.sequence.tolist() == [0, 0, 0]
-    assert trace.phase.tolist() == [0, 0, 1]
+    holds(trace, experts=ROWS, num_experts=8, sequence=[0, 0, 0], phase=[0, 0, 1])
     assert trace.origin.format == "routed-experts"
     assert trace.origin.findings == ()
-
-
-@given(st.integers(1, 6), st.integers(1, 3), st.integers(2, 4), st.randoms(use_true_random=False))
-@settings(max_examples=examples(20), deadline=None)
-def test_all_forms_carry_the_same_choices(rows, layers, k, random):
-    ids = [[random.sample(range(256), k) for _ in range(layers)] for _ in range(rows)]
-    for form, value in forms_of(ids).items():
-        assert decode(value, None).experts.tolist() == ids, form
 
 
 def test_files(tmp_path):
@@ -61,10 +47,7 @@ def test_files(tmp_path):
 def test_older_lists_in_two_places(tmp_path):
     older = answer(ROWS[2:], usage=None, prompt_routed_experts=ROWS[:2])
     older["choices"].append({"index": 1, "routed_experts": [[[7, 1], [0, 3]]]})
-    trace = read_workload(saved(tmp_path, older))
-    assert trace.experts.tolist() == [*ROWS, [[7, 1], [0, 3]]]
-    assert trace.sequence.tolist() == [0, 0, 0, 1]
-    assert trace.phase.tolist() == [0, 0, 1, 1]
+    holds(read_workload(saved(tmp_path, older)), experts=[*ROWS, [[7, 1], [0, 3]]], sequence=[0, 0, 0, 1], phase=[0, 0, 1, 1])
     # There is a place for the prompt's rows, and it is empty: the rows of the choice were generated.
     record = answer(ROWS[:2], usage={"prompt_tokens": 5, "completion_tokens": 2}, prompt_routed_experts=None)
     assert read_workload(saved(tmp_path, record)).phase.tolist() == [1, 1]
@@ -72,8 +55,7 @@ def test_older_lists_in_two_places(tmp_path):
 
 def test_routing_beside_the_choices_and_answers_without(tmp_path):
     for record in ({"choices": [{"index": 0, "text": "Yes"}], "usage": USAGE}, {"generated_text": ["Yes"]}):
-        path = saved(tmp_path, record | {"routed_experts": FORMS["LightLLM"]})
-        assert read_workload(path).experts.tolist() == ROWS
+        assert read_workload(saved(tmp_path, record | {"routed_experts": FORMS["LightLLM"]})).experts.tolist() == ROWS
     trace = read_workload(saved(tmp_path, answer(None), answer(npy(ROWS)), answer([])))
     assert trace.tokens == 3
     (finding,) = trace.origin.findings
@@ -85,9 +67,7 @@ def test_prompts_that_choices_share_or_do_not(tmp_path):
     several = answer(npy(ROWS), {"prompt_tokens": 2, "completion_tokens": 4})
     several["choices"].append({"index": 1, "routed_experts": npy([*ROWS[:2], [[4, 3], [7, 6]]])})
     trace = read_workload(saved(tmp_path, several))
-    assert trace.experts.tolist() == [*ROWS, [[4, 3], [7, 6]]]
-    assert trace.phase.tolist() == [0, 0, 1, 1]
-    assert [finding.code for finding in trace.origin.findings] == ["prompt-repeated"]
+    holds(trace, experts=[*ROWS, [[4, 3], [7, 6]]], phase=[0, 0, 1, 1], codes=["prompt-repeated"])
     # /v1/completions takes a list of prompts, and its usage counts those of all together.
     both = {"prompt_tokens": 2, "completion_tokens": 5}
     choices = [{"index": index, "text": "", "routed_experts": npy(ROWS[1 - index :])} for index in range(2)]
@@ -100,17 +80,14 @@ def test_prompts_that_choices_share_or_do_not(tmp_path):
 def test_rows_of_a_prompt_left_out_in_the_request(tmp_path):
     """`routed_experts_prompt_start`: a row fewer than prompt + generated - 1, so one row of the prompt is not there."""
     trace = read_workload(saved(tmp_path, answer(npy(ROWS), {"prompt_tokens": 3, "completion_tokens": 2})))
-    assert trace.phase.tolist() == [0, 0, 1]
-    assert [finding.code for finding in trace.origin.findings] == ["prompt-cut"]
+    holds(trace, phase=[0, 0, 1], codes=["prompt-cut"])
     start = {"shape": [3, 2, 2], "dtype": "uint8", "start": 1, "data": base64.b64encode(bare(ROWS, "B")).decode()}
-    engine_data = {"nvext": {"engine_data": {"routed_experts": start}}}
-    record = engine_data | {"choices": [{"index": 0}], "usage": {"prompt_tokens": 2}}
+    record = {"nvext": {"engine_data": {"routed_experts": start}}, "choices": [{"index": 0}], "usage": {"prompt_tokens": 2}}
     assert read_workload(saved(tmp_path, record)).phase.tolist() == [0, 1, 1]
 
 
 def test_prompt_ids_say_how_long_a_prompt_is_and_phases_are_all_known_or_none(tmp_path):
-    outputs = [{"token_ids": [1, 2], "routed_experts": ROWS}]
-    offline = {"request_id": "7", "prompt_token_ids": [9, 9], "outputs": outputs}
+    offline = {"request_id": "7", "prompt_token_ids": [9, 9], "outputs": [{"token_ids": [1, 2], "routed_experts": ROWS}]}
     assert read_workload(saved(tmp_path, offline)).phase.tolist() == [0, 0, 1]
     trace = read_workload(saved(tmp_path, answer(npy(ROWS)), answer(npy(ROWS), usage=None)))
     assert trace.phase is None
@@ -133,9 +110,7 @@ def test_streams_and_server_sent_events(tmp_path):
     assert trace.phase.tolist() == [0, 1, 1]
     parts = [chunk(0, npy(ROWS[:2]), usage=None), chunk(0, npy(ROWS[2:]), usage=USAGE)]
     text = "".join(f"data: {json.dumps(part)}\n\n: ping\n\n" for part in parts) + "data: [DONE]\n\n"
-    trace = read_workload(saved_text(tmp_path, text, "stream.txt"))
-    assert trace.experts.tolist() == ROWS
-    assert trace.phase.tolist() == [0, 0, 1]
+    holds(read_workload(saved_text(tmp_path, text, "stream.txt")), experts=ROWS, phase=[0, 0, 1])
 
 
 MODEL = MoEModel(name="m", layers=3, dense_layers=(0,), experts=8, experts_per_token=2, d_model=8, d_ff=8)
@@ -144,10 +119,8 @@ MODEL = MoEModel(name="m", layers=3, dense_layers=(0,), experts=8, experts_per_t
 def test_layers_are_numbered_as_in_the_model(tmp_path):
     assert read_workload(saved(tmp_path, answer(npy(ROWS))), model=MODEL).model_layers == (1, 2)
     all_layers = [[[0, 0], *row] for row in ROWS]
-    trace = read_workload(saved(tmp_path, answer(npy(all_layers))), model=MODEL)
-    assert (trace.model_layers, trace.experts.tolist()) == ((1, 2), ROWS)
-    path = saved(tmp_path, answer(npy(all_layers)))
-    assert read_workload(path).model_layers is None
+    holds(read_workload(saved(tmp_path, answer(npy(all_layers))), model=MODEL), model_layers=(1, 2), experts=ROWS)
+    assert read_workload(saved(tmp_path, answer(npy(all_layers)))).model_layers is None
     text = base64.b64encode(bare(all_layers)).decode()  # without a shape, which the model tells
     path = saved(tmp_path, {"choices": [{"index": 0}], "nvext": {"routed_experts": text}})
     assert read_workload(path, model=MODEL).experts.tolist() == ROWS
@@ -162,14 +135,11 @@ def test_layers_are_numbered_as_in_the_model(tmp_path):
         (answer(7), ("line 1", "a text, lists or an object", "'7'")),
         (answer([[[1, 2], [3]]]), ("as many layers and experts",)),
         (answer([[[1, "2"]]]), ("whole numbers",)),
-        (answer([[[1, True]]]), ("whole numbers",)),
         (answer([1]), ("[tokens][layers][k]",)),
-        (answer([[[1, 2**70]]]), ("whole numbers",)),
         (answer({"shape": [3, 2], "data": ""}), ("[tokens, layers, k]",)),
         (answer({"shape": [1, 1, 1], "data": 3}), ("'data'", "'shape'")),
         (answer({"shape": [3, 2, 2], "data": "AAAA"}), ("needs 12 or 24 or 48 or 96 bytes",)),
         (answer({"shape": [3, 2, 2], "data": "AAAA", "dtype": "float32"}), ("float32", "int16")),
-        (answer({"shape": [3, 2, 2], "data": "AAAA", "dtype": []}), ("dtype '[]'",)),
         (answer({"shape": [3, 2, 2], "data": "AAAA", "encoding": "zip"}), ("'zip'",)),
         (answer({"shape": [10**6, 1000, 64], "data": "AAAA"}), ("there are 3",)),
         (answer({"shape": [1, 1, 1], "start": -1, "data": "AAAA"}), ("start",)),
@@ -181,15 +151,11 @@ def test_bad_answers(tmp_path, record, parts):
     refused(saved(tmp_path, record), *parts)
 
 
-def test_requests_of_different_models_broken_lines_and_other_answers(tmp_path):
+def test_requests_of_different_models_and_other_answers(tmp_path):
     path = saved(tmp_path, answer(ROWS), answer([[[1, 2]]]))
     refused(path, "line 2", "1 layers and k = 2", "first request 2 layers", "one model")
-    path = saved_text(tmp_path, json_lines([answer(ROWS)]) + '{"choices": [')
-    refused(path, "line 2", "not valid JSON, or was cut short")
-    path = saved_text(tmp_path, json.dumps([answer(ROWS), 3], indent=1), "list.json")
-    refused(path, "entry 1", "JSON object")
-    of_sglang = saved(tmp_path, {"text": "", "meta_info": {"routed_experts": "AAAA"}})
-    assert "routed-experts" not in refused(of_sglang)
+    refused(saved_text(tmp_path, json.dumps([answer(ROWS), 3], indent=1), "list.json"), "entry 1", "JSON object")
+    assert "routed-experts" not in refused(saved(tmp_path, {"text": "", "meta_info": {"routed_experts": "AAAA"}}))
 
 
 def test_experts_are_held_against_the_model(tmp_path):
@@ -216,10 +182,7 @@ def test_files_are_requests_of_one_recording(tmp_path):
     assert identify(path).name == "npz-requests"
     assert members(path) == ()
     trace = read_workload(tmp_path)
-    assert trace.experts.tolist() == [*FIRST[:1].tolist(), *FIRST.tolist()]
-    assert trace.sequence.tolist() == [0, 1, 1]
-    assert trace.phase.tolist() == [0, 0, 1]
-    assert trace.origin.findings == ()
+    holds(trace, experts=[*FIRST[:1].tolist(), *FIRST.tolist()], sequence=[0, 1, 1], phase=[0, 0, 1], codes=[])
 
 
 def test_archives_of_requests(tmp_path):
@@ -231,11 +194,9 @@ def test_archives_of_requests(tmp_path):
     assert (trace.phase, trace.origin.findings[0].code) == (None, "phase-unknown")
     assert read_workload(request(tmp_path, "a.npz", FIRST[:, :, 0])).k == 1
     paths = [request(tmp_path, f"{name}.npz", experts) for name, experts in (("r1", FIRST), ("r2", FIRST[:, :1]))]
-    said = refusal(read_workload, paths)
-    assert said.startswith("r2.npz: has 1 layers and k = 2, but the first request 2 layers and k = 2")
+    assert refusal(read_workload, paths).startswith("r2.npz: has 1 layers and k = 2, but the first request 2 layers and k = 2")
     paths[1] = request(tmp_path, "r2.npz", FIRST + 90)
-    said = refusal(read_workload, paths, num_experts=8)
-    assert "r2.npz, token 0, layer 0: expert 91 is out of range" in said
+    assert "r2.npz, token 0, layer 0: expert 91 is out of range" in refusal(read_workload, paths, num_experts=8)
 
 
 @pytest.mark.parametrize(

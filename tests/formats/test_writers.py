@@ -1,6 +1,5 @@
 """Written recordings: read back unchanged, in Switchyard's formats and in those of other programs."""
 
-import io
 import json
 from collections import defaultdict
 from dataclasses import replace
@@ -12,13 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.errors import InputError
 from engine.formats import read_workload, writers
 from engine.formats.writers import WRITERS, write_recording
-from engine.model import MoEModel
 from engine.workload import DECODE, ExpertLoad, Finding, Origin, RoutingTrace, TrafficMatrix
 from tests.cases.examples import examples
-from tests.cases.fuzzing import EXAMPLES
 from tests.cases.recordings import MODEL, random_trace
 from tests.cases.refusals import refusal
 
@@ -106,18 +102,12 @@ def test_other_formats_carry_what_they_can(data):
             st.tuples(traces(columns=()), st.just("a.npy")),
             st.tuples(traces(columns=("sequence", "source_rank")), st.sampled_from(rows)),
             st.tuples(loads(columns=()), st.sampled_from([*rows, "a.json"])),
+            st.tuples(traffic(), st.sampled_from([*rows, "a.npy"])),
         )
     )
-    same, lost = back(workload, name)
-    assert (same.digest, lost) == (workload.digest, ())
-
-
-@quick
-@given(traffic(), st.sampled_from(["a.csv", "a.parquet", "a.npy"]))
-def test_tables_and_arrays_carry_traffic(matrix, name):
-    same, lost = back(matrix, name, bytes_per_token=matrix.bytes_per_token)
-    assert same.digest == matrix.digest
-    assert lost == ("how many bytes a token copy is",)
+    known = {"bytes_per_token": workload.bytes_per_token} if isinstance(workload, TrafficMatrix) else {}
+    same, lost = back(workload, name, **known)
+    assert (same.digest, lost) == (workload.digest, ("how many bytes a token copy is",) if known else ())
 
 
 @quick
@@ -150,30 +140,6 @@ def test_what_cannot_be_written_is_refused(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
-@given(st.one_of(traces(), loads(), traffic()), st.data())
-def test_any_damage_to_an_archive_is_one_clear_line(workload, data):
-    """One array of the written file is replaced: by another shape, other numbers or nothing."""
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "a.npz"
-        write_recording(with_findings(workload), path)
-        with np.load(path) as archive:
-            arrays = dict(archive)
-        name = data.draw(st.sampled_from(sorted(arrays)))
-        array = arrays.pop(name)
-        other = [array.reshape(-1), array[None], array.astype(np.float32) - 0.5, array.reshape(-1)[:0], np.flip(array), None]
-        other.append(array.astype(np.int64) * 10**9)
-        if (changed := data.draw(st.sampled_from(other))) is not None:
-            arrays[name] = changed
-        buffer = io.BytesIO()
-        np.savez(buffer, **arrays)
-        path.write_bytes(buffer.getvalue())
-        try:
-            assert isinstance(read_workload(path), RoutingTrace | ExpertLoad | TrafficMatrix)
-        except InputError as error:
-            assert str(error).startswith("a.npz") and "\n" not in str(error)
-
-
 def torch_file(workload, folder, model=None):
     """A dump as anybody loads it: without unpickling anything but tensors."""
     written = write_recording(workload, folder / "a.pt", model=model)
@@ -192,8 +158,7 @@ def test_a_dump_of_sglangs_recorder(tmp_path_factory, load):
     assert counts.dtype == (torch.int64 if by_rank else torch.int32)
     assert tuple(counts.shape) == (len(parts), max(load.model_layers) + 1, load.num_experts)
     np.testing.assert_array_equal(counts[:, list(load.model_layers)].numpy(), np.rint(parts))
-    dense = np.setdiff1d(np.arange(counts.shape[1]), load.model_layers)
-    assert not counts[:, dense].any()
+    assert not counts[:, np.setdiff1d(np.arange(counts.shape[1]), load.model_layers)].any()
     assert any("rounded" in phrase for phrase in lost) == bool((parts != np.rint(parts)).any())
 
 
@@ -241,17 +206,6 @@ def test_moe_balance(tmp_path_factory, trace):
         np.testing.assert_array_equal(np.concatenate(rows), trace.source_rank[order])
     assert any("interleaved" in phrase for phrase in written.lost) == bool((np.diff(order) < 0).any())
     assert any("prefill" in phrase for phrase in written.lost) == (trace.phase is not None)
-    last = layers[-1] if trace.model_layers else trace.layers - 1
-    dense = tuple(set(range(last + 1)) - set(layers))
-    sizes = {"experts": trace.num_experts, "experts_per_token": 1, "d_model": 1, "d_ff": 1}
-    model = MoEModel(name="m", layers=last + 1, dense_layers=dense, **sizes)
-    back = read_workload(path, model=model)
-    np.testing.assert_array_equal(back.experts, trace.experts[order])
-    assert len(np.unique(back.sequence)) == len(firsts)
-    if trace.source_rank is not None:
-        np.testing.assert_array_equal(back.source_rank, trace.source_rank[order])
-    if trace.model_layers is not None:
-        assert back.model_layers == trace.model_layers
 
 
 def test_long_sequences_are_several_batches_and_loads_of_routing_a_table(tmp_path, monkeypatch):
@@ -268,22 +222,3 @@ def test_long_sequences_are_several_batches_and_loads_of_routing_a_table(tmp_pat
     cells = [[float(cell) for cell in line.split(",")] for line in text[1:]]
     counts = [np.bincount(trace.experts[:, layer, 0], minlength=4).tolist() for layer in range(2)]
     assert cells == [[3, *counts[0]], [5, *counts[1]]]
-
-
-@quick
-@given(loads(), st.sampled_from(["a.json", "a.pt"]))
-def test_sglangs_statistics(load, name):
-    with TemporaryDirectory() as folder:
-        written = write_recording(load, Path(folder) / name)
-        back = read_workload(written.path)
-    assert back.model_layers == load.model_layers
-    if any("rounded" in phrase for phrase in written.lost):
-        assert np.abs(back.load - load.load).max() <= 2  # of up to four parts, each rounded
-        return
-    np.testing.assert_array_equal(back.load, load.load)
-    if load.by_step is not None:
-        np.testing.assert_array_equal(back.by_step, load.by_step)
-    elif load.by_source is not None:
-        np.testing.assert_array_equal(back.by_source, load.by_source)
-    else:
-        assert back.digest == load.digest

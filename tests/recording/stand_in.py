@@ -112,16 +112,9 @@ class SGLang(StandIn):
         super().__init__()
         self.folder, self.layers, self.k, self.experts, self.ranks = folder, layers, k, experts, ranks
         self.recording, self.dumps = False, 0
-        self.info = {
-            "model_path": "/models/tiny",
-            "tp_size": ranks,
-            "pp_size": 1,
-            "expert_distribution_recorder_mode": mode,
-            "enable_expert_distribution_metrics": False,
-            "enable_eplb": False,
-            "enable_return_routed_experts": True,
-            "version": "0.5.9",
-        }
+        self.info = {"model_path": "/models/tiny", "tp_size": ranks, "pp_size": 1, "enable_eplb": False, "version": "0.5.9"}
+        self.info |= {"expert_distribution_recorder_mode": mode, "enable_expert_distribution_metrics": False}
+        self.info |= {"enable_return_routed_experts": True}
         self.answers = {
             "/server_info": lambda body: self.info,
             "/start_expert_distribution_record": lambda body: self._record(True),

@@ -78,21 +78,18 @@ def test_a_signal_stops_the_server_and_keeps_what_there_is(sglang, folder, recor
     assert not sglang.recording and sglang.dumps == 1
 
 
-def test_a_recorder_that_is_off_is_never_asked_to_start(sglang, folder, record, tmp_path):
-    sglang.info["expert_distribution_recorder_mode"] = None
-    message = fault(record("--sglang", sglang.url, "--seconds", "1", "-o", tmp_path / "out"))
-    assert "--expert-distribution-recorder-mode stat" in message
-    assert [path for _, path, _ in sglang.requests] == ["/server_info"]
-
-
 @pytest.mark.parametrize(
     ("change", "part"),
-    [({"enable_eplb": True}, "without --enable-eplb"), ({"expert_distribution_recorder_mode": ...}, "not a router")],
+    [
+        ({"enable_eplb": True}, "without --enable-eplb"),
+        ({"expert_distribution_recorder_mode": ...}, "not a router"),
+        ({"expert_distribution_recorder_mode": None}, "--expert-distribution-recorder-mode stat"),
+    ],
 )
 def test_servers_that_must_not_be_started(sglang, record, tmp_path, change, part):
     sglang.info = {name: value for name, value in (sglang.info | change).items() if value is not ...}
     assert part in fault(record("--sglang", sglang.url, "--seconds", "1", "-o", tmp_path / "out"))
-    assert not sglang.asked(START)
+    assert {path for _, path, _ in sglang.requests} == {"/server_info"}
 
 
 def test_the_older_name_of_server_info_and_metrics_that_share_the_recorder(sglang, record, tmp_path):
@@ -160,8 +157,7 @@ def test_a_file_that_is_still_being_written_is_waited_for(folder):
 
 def test_files_that_do_not_come_or_stay_cut_short(folder, monkeypatch):
     (folder / "expert_distribution_recorder_7.0.pt").write_bytes(b"PK\x03\x04 cut")
-    said = refusal(sglang.wait_for_dumps, folder, set(), 1, 0.2, lambda: False)
-    assert "no file came that is complete within 0.2 s" in said
+    assert "no file came that is complete within 0.2 s" in refusal(sglang.wait_for_dumps, folder, set(), 1, 0.2, lambda: False)
     assert "no file came" in refusal(sglang.wait_for_dumps, folder, set(), 1, 600, lambda: True)
     monkeypatch.setattr(sglang, "QUIET_SECONDS", 0.3)
     torch.save({}, folder / "expert_distribution_recorder_7.0_0.pt")
@@ -197,10 +193,8 @@ def test_prompts_as_lines_and_as_json_lines_and_files_that_hold_none(tmp_path, m
         ('{"id": 7}', "line 2: needs 'prompt' or 'text', has 'id'"),
         ('{"messages": []}', "chat template"),
         ('{"prompt": ""}', "a text, or a list of token ids"),
-        ("[]", "a text, or a list of token ids"),
         ("[1, -1]", "a text, or a list of token ids"),
         ("[true]", "a text, or a list of token ids"),
-        ("3", "a text, or a list of token ids"),
         ("[" * 100_000, "nested too deeply"),
     ],
 )
@@ -222,8 +216,7 @@ def test_the_documentation_and_the_estimates_know_every_way():
     assert sum(len(guide.ways) for guide in GUIDES) == len(WAYS)
     assert set(WAYS) == set(ESTIMATES)
     # Against the length of Python's json for ids that are all equally frequent.
-    ids = [[(token * 8 + choice) % 256 for choice in range(8)] for token in range(256)]
-    written = 58 * len(json.dumps(ids)) / 256
+    written = 58 * len(json.dumps([[(token * 8 + choice) % 256 for choice in range(8)] for token in range(256)])) / 256
     assert estimate("megatron", R1, 1).bytes == pytest.approx(written, rel=0.01)
     assert f"{written / 1e3:.1f} kB" in WAYS["megatron"].size
     estimated = estimate("sglang-answers", R1, tokens=100_000)
@@ -255,10 +248,8 @@ def test_the_figures_are_the_estimate_s(way, figure, tokens, passes, ranks, by_h
     assert figure in " ".join(WAYS[way].size.split())
 
 
-@pytest.mark.parametrize("way", WAYS.values(), ids=lambda way: way.key)
-def test_our_commands_can_be_typed(way):
-    if way.ours:
-        words = shlex.split(way.ours)
+def test_our_commands_can_be_typed():
+    for words in (shlex.split(way.ours) for way in WAYS.values() if way.ours):
         assert words[:3] == ["python", "-m", "engine"]
         options = parser().parse_args(words[3:])
         assert bool(options.sglang) != bool(options.vllm)

@@ -100,8 +100,7 @@ def test_a_server_that_hangs_up_or_does_not_speak_http(greeting):
         connection.close()
 
     threading.Thread(target=hang_up, daemon=True).start()
-    port = listening.getsockname()[1]
-    assert "broke off" in refusal(Server(f"http://127.0.0.1:{port}", 5).get, "/x")
+    assert "broke off" in refusal(Server(f"http://127.0.0.1:{listening.getsockname()[1]}", 5).get, "/x")
     listening.close()
 
 
