@@ -4,7 +4,6 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.catalogue import cluster_presets
@@ -13,7 +12,7 @@ from engine.costs import AlphaBeta, CostProfile, Datasheet, Line, fit_line
 from engine.errors import InputError
 from engine.network import Network
 from engine.simulate.flows import all_to_all
-from tests.cases.examples import examples
+from tests.cases.examples import tried
 from tests.strategies import cluster_of, clusters, cost_models, make_gpu, make_model, seeds
 
 GPU = make_gpu(flops=1e12, memory_bandwidth=1e11)
@@ -48,8 +47,7 @@ def test_a_large_gemm_takes_its_arithmetic_and_a_thin_one_its_memory_traffic():
         assert cost.gemm(GPU, 1, 8192, 4096, dtype) == pytest.approx((weights + 4096 + 8192) * width / 0.8e11, rel=1e-9)
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(st.integers(1, 10**6), st.integers(1, 10**4), st.integers(1, 10**4))
+@tried(100, st.integers(1, 10**6), st.integers(1, 10**4), st.integers(1, 10**4))
 def test_a_gemm_is_below_neither_roof_and_not_above_both(m, n, k):
     cost = Datasheet()
     arithmetic = 2 * m * n * k / (GPU.flops_fp16 * cost.compute_efficiency)
@@ -70,8 +68,7 @@ def test_eight_bits_count_double_only_where_there_are_eight_bit_units_and_source
 # Tests of every source
 
 
-@settings(max_examples=examples(60), deadline=None)
-@given(any_costs())
+@tried(60, any_costs())
 def test_no_work_takes_no_time_and_any_work_some(case):
     cost, gpu = case
     model = make_model(1, 8, 2)
@@ -81,8 +78,7 @@ def test_no_work_takes_no_time_and_any_work_some(case):
     assert cost.memory_pass(gpu, np.array([0.0, 0.0])).tolist() == [0.0, 0.0]
 
 
-@settings(max_examples=examples(60), deadline=None)
-@given(any_costs(), st.lists(st.floats(0, 1e6), min_size=2, max_size=20))
+@tried(60, any_costs(), st.lists(st.floats(0, 1e6), min_size=2, max_size=20))
 def test_more_tokens_never_take_less_time(case, tokens):
     cost, gpu = case
     tokens, model = np.sort(tokens), make_model(1, 8, 2)
@@ -106,8 +102,7 @@ def test_a_gated_expert_has_a_third_matrix_and_lines_measured_in_a_crowd_are_put
 # Fitted lines
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(st.floats(0, 1e-2), st.floats(1e-12, 1e-6), st.lists(st.floats(1, 1e9), min_size=2, max_size=20, unique=True))
+@tried(100, st.floats(0, 1e-2), st.floats(1e-12, 1e-6), st.lists(st.floats(1, 1e9), min_size=2, max_size=20, unique=True))
 def test_a_planted_line_is_recovered(alpha, beta, sizes):
     sizes = np.array(sizes)
     seconds = alpha + beta * sizes
@@ -119,8 +114,7 @@ def test_a_planted_line_is_recovered(alpha, beta, sizes):
         assert line.beta == pytest.approx(beta, rel=1e-3)
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(seeds, st.integers(2, 20))
+@tried(100, seeds, st.integers(2, 20))
 def test_no_fit_is_negative_and_its_error_is_its_own(seed, count):
     rng = np.random.default_rng(seed)
     sizes = 10 ** rng.uniform(0, 9, count)
@@ -208,8 +202,7 @@ def naive_sharing(work: np.ndarray, cores: int) -> list[float]:
 jobs = st.lists(st.one_of(st.just(0.0), st.floats(1e-3, 10.0), st.just(1.0)), min_size=1, max_size=9)
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(jobs, st.integers(1, 9))
+@tried(100, jobs, st.integers(1, 9))
 def test_shared_processors_equal_a_naive_simulation(work, cores):
     work = np.array(work)
     cost = AlphaBeta(profile(ranks=9, cores=cores))
@@ -224,8 +217,7 @@ def test_shared_processors_equal_a_naive_simulation(work, cores):
     assert np.all(np.diff(together[order]) >= -1e-12)
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(jobs, jobs)
+@tried(100, jobs, jobs)
 def test_layers_share_nothing_and_processors_enough_for_all_change_nothing(first, second):
     count = min(len(first), len(second))
     both = np.array([first[:count], second[:count]])
@@ -254,8 +246,7 @@ def nodes_of(counts, link=None, link_latency=0.0, latency=0.0, send=1e6) -> Clus
 # All-to-all
 
 
-@settings(max_examples=examples(150), deadline=None)
-@given(clusters(least=1, most=7), st.floats(1.0, 1e7), st.data())
+@tried(150, clusters(least=1, most=7), st.floats(1.0, 1e7), st.data())
 def test_a_uniform_all_to_all_takes_what_the_simulation_says(cluster, size, data):
     cost = data.draw(cost_models(cluster))
     expected = simulated(cost.network(cluster), size)
@@ -325,8 +316,7 @@ def test_an_all_reduce_by_hand(cluster, size, wanted):
     assert float(COST.all_reduce(cluster, size)) == pytest.approx(wanted)
 
 
-@settings(max_examples=examples(150), deadline=None)
-@given(clusters(least=1, most=7), st.floats(1.0, 1e7))
+@tried(150, clusters(least=1, most=7), st.floats(1.0, 1e7))
 def test_no_all_reduce_beats_what_must_leave_the_slowest_gpu(cluster, size):
     network, gpus = Network.of(cluster), len(cluster.gpus)
     way_out = np.where(network.link > 0, network.link, 0) + np.minimum(network.send, network.receive)
@@ -342,8 +332,7 @@ both = pytest.mark.parametrize("collective", [COST.all_to_all, COST.all_reduce],
 
 
 @both
-@settings(max_examples=examples(60), deadline=None)
-@given(clusters(least=1), st.lists(st.floats(0, 1e8), min_size=1, max_size=8))
+@tried(60, clusters(least=1), st.lists(st.floats(0, 1e8), min_size=1, max_size=8))
 def test_more_bytes_never_take_less_time_and_none_take_none(collective, cluster, sizes):
     sizes = np.sort(sizes)
     seconds = collective(cluster, sizes)

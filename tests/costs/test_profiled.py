@@ -4,7 +4,6 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.catalogue import gpu
@@ -29,7 +28,7 @@ from engine.errors import InputError
 from engine.formats import read_costs
 from engine.launch.calibration import sweep
 from engine.simulate.flows import all_to_all
-from tests.cases.examples import examples
+from tests.cases.examples import tried
 from tests.cases.refusals import refusal
 from tests.costs import device_profiles as planted
 from tests.costs.silicon import needs_tables
@@ -78,8 +77,7 @@ points = st.lists(
 )
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(points)
+@tried(100, points)
 def test_a_curve_meets_its_points_and_stays_between_neighbours(points):
     curve = Curve.through(points)
     sizes, seconds = np.array(sorted(points)).T
@@ -115,8 +113,7 @@ def test_every_measured_time_is_met_exactly():
             assert float(getattr(cost, collective.operation)(fabric(4), size)) == pytest.approx(seconds, rel=1e-12)
 
 
-@settings(max_examples=examples(60), deadline=None)
-@given(st.lists(st.floats(0, 900), min_size=2, max_size=10), st.sampled_from([*SHAPES, (128.0, 100.0), (8.0, 4096.0)]))
+@tried(60, st.lists(st.floats(0, 900), min_size=2, max_size=10), st.sampled_from([*SHAPES, (128.0, 100.0), (8.0, 4096.0)]))
 def test_with_growing_measurements_no_size_takes_less_time_than_a_smaller_one(rows, shape):
     cost = Profiled(measured())
     rows = np.sort(rows)

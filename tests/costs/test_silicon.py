@@ -5,7 +5,6 @@ from itertools import product
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.catalogue import cluster_presets, gpu, gpu_types, model_presets, packaged
@@ -18,7 +17,7 @@ from engine.costs.scaled import Scaled
 from engine.costs.silicon import GEMM_DTYPES, LEFT_OUT_ERROR, MACHINES, collective_table, gemm_table, measured_counts
 from engine.errors import InputError
 from engine.simulate.flows import all_to_all
-from tests.cases.examples import examples
+from tests.cases.examples import tried
 from tests.cases.refusals import refusal
 from tests.costs.silicon import needs_tables
 from tests.costs.source_errors import left_out_errors
@@ -108,8 +107,7 @@ def test_measured_gemms_are_met_but_where_more_rows_were_faster(kind):
 
 
 @needs_tables
-@settings(max_examples=examples(60), deadline=None)
-@given(st.integers(1, 40_000), st.integers(8, 100_000), st.integers(8, 100_000))
+@tried(60, st.integers(1, 40_000), st.integers(8, 100_000), st.integers(8, 100_000))
 def test_between_sizes_a_gemm_lies_between_its_corners(m, n, k):
     table = gemm_table(MACHINES["H100"].folder, "bfloat16")
 
@@ -137,8 +135,8 @@ def test_a_power_law_is_interpolated_exactly():
 
 
 @needs_tables
-@settings(max_examples=examples(60), deadline=None)
-@given(
+@tried(
+    60,
     st.sampled_from(list(MACHINES)),
     st.lists(st.floats(0, 50_000), min_size=2, max_size=30),
     st.integers(8, 20_000),

@@ -9,7 +9,6 @@ from unittest import mock
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.compare.figures import metrics
@@ -25,7 +24,7 @@ from engine.systems import SYSTEMS, run
 from engine.systems.pieces import linear_placement
 from engine.timeline import Timeline, unions
 from engine.workload import RoutingTrace
-from tests.cases.examples import examples
+from tests.cases.examples import tried
 from tests.cases.launch_plans import plan_with
 from tests.cases.simulations import planned
 from tests.cases.two_models import pair_of_samples, plan_of, planned_pairs
@@ -59,8 +58,7 @@ def both(plan: Plan, problem: Problem) -> tuple[Timeline, Timeline]:
         return whole, simulate(plan, problem)
 
 
-@settings(max_examples=examples(80), deadline=None)
-@given(cases)
+@tried(80, cases)
 def test_no_figure_tells_bundles_from_sends_and_they_survive_json_and_the_data_folder(case):
     whole, folded = both(*case)
     save_timeline("b" * 64, folded)
@@ -86,8 +84,7 @@ def test_no_figure_tells_bundles_from_sends_and_they_survive_json_and_the_data_f
         assert check_timeline(folded, *case) == folded.total
 
 
-@settings(max_examples=examples(60), deadline=None)
-@given(cases)
+@tried(60, cases)
 def test_a_bundle_is_a_stretch_without_a_gap_and_bytes_are_kept(case):
     whole, folded = both(*case)
     keys, gpus = ["model", "layer", "kind"], len(whole.resources)
@@ -109,8 +106,7 @@ def test_a_bundle_is_a_stretch_without_a_gap_and_bytes_are_kept(case):
     assert len(steps) == sends.groupby(keys, observed=True).ngroups
 
 
-@settings(max_examples=examples(60), deadline=None)
-@given(cases, st.data())
+@tried(60, cases, st.data())
 def test_the_sends_of_chosen_layers_are_those_of_the_whole(case, data):
     plan, problem = case
     whole, folded = both(plan, problem)
@@ -164,8 +160,7 @@ def test_bundles_begin_above_a_stated_number_of_pairs():
         assert simulate(plan, problem).bundled
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(seeds, st.integers(0, 40), st.integers(1, 5))
+@tried(100, seeds, st.integers(0, 40), st.integers(1, 5))
 def test_unions_are_those_of_every_lane_on_its_own(seed, count, lanes):
     rng = np.random.default_rng(seed)
     start = rng.integers(0, rng.choice([1, 5, 30]), count).astype(float)  # many that touch or start together

@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import InputError
@@ -18,7 +17,7 @@ from engine.simulate.flows import all_to_all
 from engine.simulate.serving import bound_of_two_batches, log_two_batches
 from engine.simulate.work import Work
 from engine.timeline import COLUMNS
-from tests.cases.examples import examples
+from tests.cases.examples import examples, tried
 from tests.cases.flows import fabric, schedule_for
 from tests.strategies import networks, seeds
 
@@ -68,8 +67,7 @@ def bound_of(case: tuple) -> float:
     return colocated_bound(*case[:4], case[6])
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(cases())
+@tried(100, cases())
 def test_every_rule_of_the_pipeline_and_the_bound(case):
     """Walks through the events: one computation at a time and in order, every wait kept, nobody waits without cause."""
     compute_a, compute_b, traffic_a, traffic_b, _, _, network = case
@@ -110,8 +108,7 @@ def test_every_rule_of_the_pipeline_and_the_bound(case):
 ALL_TO_ALLS = (("dispatch", 0), ("dispatch", 1), ("combine", 0), ("combine", 1))
 
 
-@settings(max_examples=examples(60), deadline=None)
-@given(cases(), st.sets(st.sampled_from(ALL_TO_ALLS[1:])))
+@tried(60, cases(), st.sets(st.sampled_from(ALL_TO_ALLS[1:])))
 def test_what_goes_in_turn_starts_when_the_one_before_has_ended_and_no_later(case, turns):
     feeds = {"dispatch": "gate", "combine": "ffn"}
     compute = tuple({step: seconds + 1e-4 for step, seconds in of_model.items()} for of_model in case[:2])
@@ -127,8 +124,7 @@ def test_what_goes_in_turn_starts_when_the_one_before_has_ended_and_no_later(cas
             ended = sends["end"].max() if len(sends) else start
 
 
-@settings(max_examples=examples(60), deadline=None)
-@given(cases(modes=("matched",)))
+@tried(60, cases(modes=("matched",)))
 def test_the_bound_is_met_where_one_model_has_no_traffic(case):
     compute_a, compute_b, traffic_a, traffic_b, order_a, _, network = case
     linked = np.zeros(network.gpus)
@@ -233,8 +229,7 @@ def test_a_model_alone_runs_step_by_step():
     assert set(events["model"]) == {0}
 
 
-@settings(max_examples=examples(40), deadline=None)
-@given(cases(modes=("concurrent",)), st.sampled_from((0.25, 4.0)), seeds)
+@tried(40, cases(modes=("concurrent",)), st.sampled_from((0.25, 4.0)), seeds)
 def test_units_and_names_of_gpus_do_not_matter(case, factor, seed):
     compute_a, compute_b, traffic_a, traffic_b, order_a, order_b, network = case
     before, floor = total(colocated_timeline(*case)), bound_of(case)
@@ -297,8 +292,7 @@ def test_layer_weight_of_one_model_alone_and_of_computation_alone():
     np.testing.assert_allclose(layer_weight(*quiet), busy[0][:, :, None] + busy[1][:, None, :])
 
 
-@settings(max_examples=examples(30), deadline=None)
-@given(seeds)
+@tried(30, seeds)
 def test_layer_weight_never_falls_when_a_time_grows_and_scales(seed):
     rng = np.random.default_rng(seed)
     a, b = expert_seconds(rng, 3, 3), expert_seconds(rng, 3, 3)
@@ -360,8 +354,7 @@ def test_a_combine_hides_under_the_next_layers_attention():
     assert attention.start.min() <= combine.start.min() < combine.end.max() <= attention.end.max()
 
 
-@settings(deadline=None, max_examples=examples(60))
-@given(networks(), seeds, st.sampled_from(MODES), st.integers(1, 3), st.sampled_from((0.0, 1e-3)))
+@tried(60, networks(), seeds, st.sampled_from(MODES), st.integers(1, 3), st.sampled_from((0.0, 1e-3)))
 def test_rules_and_bound_hold_on_any_network(network, seed, mode, layers, beside):
     rng = np.random.default_rng(seed)
     compute, traffic = model(rng, network, layers)

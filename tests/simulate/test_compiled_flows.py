@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.cluster import Cluster, Node
@@ -18,7 +17,7 @@ from engine.simulate.fabric import Fabric
 from engine.simulate.flows import Flows, all_to_all
 from engine.simulate.inference import exchanges
 from engine.simulate.work import Work
-from tests.cases.examples import examples
+from tests.cases.examples import tried
 from tests.cases.flows import contended
 from tests.oracles.communication import check_flows
 from tests.strategies import make_gpu, networks, seeds
@@ -61,8 +60,7 @@ def sends_of(mode: str, schedule, traffic: np.ndarray) -> tuple[np.ndarray, ...]
     return src, dst, size, src
 
 
-@settings(max_examples=examples(80), deadline=None)
-@given(networks(most=16), st.sampled_from(KINDS), seeds, st.sampled_from(("concurrent", "random", "shortest")))
+@tried(80, networks(most=16), st.sampled_from(KINDS), seeds, st.sampled_from(("concurrent", "random", "shortest")))
 def test_exact_flows_are_those_of_the_plain_implementation(network, kind, seed, order):
     traffic = traffic_of(kind, network.gpus, seed)
     mode = "concurrent" if order == "concurrent" else "sequential"
@@ -89,8 +87,7 @@ def test_windowed_flows_are_close_to_exact_ones_on_64_gpus(kind, mixed, contenti
     assert np.abs(windowed.end - exact.end).max() <= FLOW * exact.seconds
 
 
-@settings(max_examples=examples(60), deadline=None)
-@given(networks(most=12), st.sampled_from(KINDS), seeds)
+@tried(60, networks(most=12), st.sampled_from(KINDS), seeds)
 def test_windowed_flows_keep_ports_bound_and_interval(network, kind, seed):
     traffic = traffic_of(kind, network.gpus, seed)
     with pytest.MonkeyPatch.context() as patch:

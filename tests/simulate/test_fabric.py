@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.cluster import Efficiency, contention_points
@@ -13,7 +12,7 @@ from engine.plan import Schedule
 from engine.plan.plan import replay
 from engine.simulate.fabric import Fabric
 from engine.simulate.flows import Flows, all_to_all
-from tests.cases.examples import examples
+from tests.cases.examples import tried
 from tests.cases.flows import (
     MODES,
     capacity_of,
@@ -101,8 +100,7 @@ def naive_ends(network: Network, listed: list) -> list[float]:
                     ends[lane[0]] = max(ends[lane[0]], now)
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(collectives(most=1), st.sampled_from((0.0, 0.7)))
+@tried(100, collectives(most=1), st.sampled_from((0.0, 0.7)))
 def test_alone_it_is_all_to_all_send_by_send(case, start):
     network, [(_, mode, schedule, traffic)] = case
     alone, wanted = Fabric(network), all_to_all(mode, schedule, traffic, network)
@@ -116,8 +114,7 @@ def test_alone_it_is_all_to_all_send_by_send(case, start):
     np.testing.assert_allclose(flows.end, start + wanted.end, **close)
 
 
-@settings(max_examples=examples(60), deadline=None)
-@given(collectives(least=2), st.randoms(use_true_random=False))
+@tried(60, collectives(least=2), st.randoms(use_true_random=False))
 def test_neither_the_order_of_questions_nor_a_late_release_changes_anything(case, random):
     network, listed = case
     at_once = run(network, listed)
@@ -136,8 +133,7 @@ def test_neither_the_order_of_questions_nor_a_late_release_changes_anything(case
         np.testing.assert_allclose(late.flows(name).end, at_once.flows(name).end, rtol=EXACT)
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(collectives(least=2))
+@tried(100, collectives(least=2))
 def test_together_they_share_as_in_a_naive_simulation_and_keep_bytes_latency_and_ports(case):
     """Nothing is lost, no send is faster than its ports, no port carries more than it can at any time."""
     network, listed = case
@@ -238,8 +234,7 @@ def test_a_send_shorter_than_the_clock_can_tell_ends():
 ROUND_OFF = 1e-7
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(loaded_networks(contended=False), st.sampled_from(MODES), seeds)
+@tried(100, loaded_networks(contended=False), st.sampled_from(MODES), seeds)
 def test_whole_shares_change_no_bit(loaded, mode, seed):
     network, traffic = loaded
     schedule = schedule_for(mode, traffic, network, seed)
@@ -282,16 +277,14 @@ def test_fabric_and_links_contend_apart():
     assert flows.end[~over_links].max() == pytest.approx(3.0)
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(loaded_networks())
+@tried(100, loaded_networks())
 def test_no_plain_all_to_all_beats_what_its_ports_reach(loaded):
     network, traffic = loaded
     reached = all_to_all("concurrent", None, traffic, network).seconds * (1 + ROUND_OFF)
     assert network.bound(traffic) <= meeting_bound(network, traffic) <= reached
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(loaded_networks(linked=False, contended=False), st.floats(0, 2), st.floats(0, 2))
+@tried(100, loaded_networks(linked=False, contended=False), st.floats(0, 2), st.floats(0, 2))
 def test_more_contention_never_lowers_a_bound_and_never_changes_a_matching(loaded, less, more):
     network, traffic = loaded
     slight, strong = (contended(network, contention) for contention in sorted((less, more)))

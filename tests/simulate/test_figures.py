@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.compare.figures import Metrics, balance_of, metrics, migration, proof_of_plan
@@ -17,7 +16,7 @@ from engine.systems import SYSTEMS, run
 from engine.training import TrainingStep
 from engine.units import share
 from engine.workload import ExpertLoad, RoutingTrace
-from tests.cases.examples import examples
+from tests.cases.examples import tried
 from tests.cases.launch_plans import plan_with
 from tests.cases.samples import chained, problem_of
 from tests.cases.simulations import coherent
@@ -180,8 +179,7 @@ def planned(draw):
     return plan_with(draw(placements(layers, experts, gpus))), drawn
 
 
-@given(planned())
-@settings(max_examples=examples(25), deadline=None)
+@tried(25, planned())
 def test_the_same_with_and_without_a_simulation(case):
     plan, drawn = case
     figures = metrics(plan, drawn)

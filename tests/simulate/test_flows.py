@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.communication.order import order, random_order, shortest_first
@@ -12,7 +11,7 @@ from engine.errors import IllegalError
 from engine.network import Network, off_diagonal
 from engine.plan import Schedule
 from engine.simulate.flows import all_to_all
-from tests.cases.examples import examples
+from tests.cases.examples import tried
 from tests.cases.flows import (
     CLOSE,
     MODES,
@@ -59,8 +58,7 @@ def naive_end(network: Network, lanes: list[list[tuple[int, int, float]]]) -> fl
     return now
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(loaded_networks(most=5), seeds)
+@tried(100, loaded_networks(most=5), seeds)
 def test_concurrent_and_sequential_equal_a_naive_simulation(loaded, seed):
     network, traffic = loaded
     lanes = [[(i, j, traffic[i, j])] for i, j in np.argwhere(off_diagonal(traffic))]
@@ -74,8 +72,7 @@ def test_concurrent_and_sequential_equal_a_naive_simulation(loaded, seed):
     assert flows.seconds == pytest.approx(naive_end(network, lanes), rel=CLOSE)
 
 
-@settings(max_examples=examples(150), deadline=None)
-@given(loaded_networks(), st.sampled_from(MODES), seeds, seeds)
+@tried(150, loaded_networks(), st.sampled_from(MODES), seeds, seeds)
 def test_flows_are_legal_and_not_below_the_bound(loaded, mode, seed, other_seed):
     network, traffic = loaded
     flows = all_to_all(mode, schedule_for(mode, traffic, network, seed), traffic, network)
@@ -89,8 +86,7 @@ def test_flows_are_legal_and_not_below_the_bound(loaded, mode, seed, other_seed)
     check_flows(all_to_all(mode, schedule_for(mode, other, network, seed), traffic, network), traffic, network, relayed)
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(loaded_networks(linked=False))
+@tried(100, loaded_networks(linked=False))
 def test_matched_order_takes_its_makespan_and_a_latency_per_phase(loaded):
     network, traffic = loaded
     schedule = order(traffic, network.send, network.receive, "matched").solution
@@ -98,8 +94,7 @@ def test_matched_order_takes_its_makespan_and_a_latency_per_phase(loaded):
     assert flows.seconds == pytest.approx(schedule.makespan + schedule.phases * network.latency, rel=1e-9)
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(loaded_networks(linked=False, contended=False))
+@tried(100, loaded_networks(linked=False, contended=False))
 def test_shared_order_takes_the_bound(loaded):
     network, traffic = loaded
     schedule = order(traffic, network.send, network.receive, "shared").solution
@@ -107,8 +102,7 @@ def test_shared_order_takes_the_bound(loaded):
     assert flows.seconds == pytest.approx(network.bound(traffic), rel=1e-9)
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(networks(), seeds)
+@tried(100, networks(), seeds)
 def test_one_sender_sends_one_after_another(network, seed):
     rng = np.random.default_rng(seed)
     traffic = np.zeros((network.gpus, network.gpus))
@@ -123,8 +117,7 @@ def test_one_sender_sends_one_after_another(network, seed):
     assert np.all(np.sort(flows.start)[1:] >= np.sort(flows.end)[:-1] * (1 - CLOSE))
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(loaded_networks(), st.sampled_from(MODES), seeds, st.sampled_from((1e-3, 0.5, 7.0, 1e6)))
+@tried(100, loaded_networks(), st.sampled_from(MODES), seeds, st.sampled_from((1e-3, 0.5, 7.0, 1e6)))
 def test_without_latency_time_is_proportional_to_bytes(loaded, mode, seed, factor):
     network, traffic = loaded
     network = replace(network, latency=0.0, link_latency=np.zeros(network.gpus))
@@ -133,8 +126,7 @@ def test_without_latency_time_is_proportional_to_bytes(loaded, mode, seed, facto
     assert all_to_all(mode, schedule, factor * traffic, network).seconds == pytest.approx(factor * once, rel=CLOSE)
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(loaded_networks(), st.sampled_from(("concurrent", "sequential")), seeds)
+@tried(100, loaded_networks(), st.sampled_from(("concurrent", "sequential")), seeds)
 def test_numbers_of_gpus_do_not_matter(loaded, mode, seed):
     network, traffic = loaded
     rng = np.random.default_rng(seed)
@@ -152,8 +144,7 @@ def test_numbers_of_gpus_do_not_matter(loaded, mode, seed):
     assert there.seconds == pytest.approx(all_to_all(mode, schedule, traffic, network).seconds, rel=CLOSE)
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(loaded_networks(linked=True), st.sampled_from(("concurrent", "shared")))
+@tried(100, loaded_networks(linked=True), st.sampled_from(("concurrent", "shared")))
 def test_links_do_not_load_the_fabric(loaded, mode):
     network, traffic = loaded
     network = replace(network, latency=0.0, link_latency=np.zeros(network.gpus))

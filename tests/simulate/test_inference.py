@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
 
 from engine.cluster import Cluster, Node
 from engine.compare.figures import metrics
@@ -23,7 +22,7 @@ from engine.systems import SYSTEMS, run
 from engine.systems.pieces import linear_placement
 from engine.timeline import COLUMNS, INFERENCE_KINDS, KINDS, NETWORK_KINDS, STREAMS, Timeline, balancedness
 from engine.workload import RoutingTrace
-from tests.cases.examples import examples
+from tests.cases.examples import tried
 from tests.cases.launch_plans import plan_with
 from tests.cases.simulations import plan_of, planned
 from tests.oracles.plans import check_plan
@@ -53,8 +52,7 @@ def test_check_plan_knows_that_links_and_fabric_start_differently():
     assert check_plan(plan, problem) == pytest.approx(simulate(plan, problem).total, rel=EXACT)
 
 
-@settings(max_examples=examples(60), deadline=None)
-@given(planned())
+@tried(60, planned())
 def test_steps_follow_one_another_and_add_up_to_what_check_plan_says_and_fit_the_metrics(case):
     plan, problem = case
     timeline = simulate(plan, problem)
@@ -85,8 +83,7 @@ def test_steps_follow_one_another_and_add_up_to_what_check_plan_says_and_fit_the
         assert getattr(again, name) == getattr(timeline, name)
 
 
-@settings(max_examples=examples(40), deadline=None)
-@given(planned(modes=("matched", "shared", "sequential", "concurrent")))
+@tried(40, planned(modes=("matched", "shared", "sequential", "concurrent")))
 def test_network_lanes_show_the_all_to_alls(case):
     plan, problem = case
     timeline = simulate(plan, problem)
@@ -101,15 +98,13 @@ def test_network_lanes_show_the_all_to_alls(case):
             np.testing.assert_allclose(moved, wanted * (1 - np.eye(len(wanted))), rtol=EXACT)
 
 
-@settings(max_examples=examples(30), deadline=None)
-@given(planned(modes=("shared",), linked=False, symmetric=True, contended=False))
+@tried(30, planned(modes=("shared",), linked=False, symmetric=True, contended=False))
 def test_a_shared_order_without_links_meets_the_bound_of_its_placement(case):
     plan, problem = case
     assert simulate(plan, problem).total == pytest.approx(bound_of_plan(plan, problem), rel=EXACT)
 
 
-@settings(max_examples=examples(30), deadline=None)
-@given(planned(linked=False))
+@tried(30, planned(linked=False))
 def test_bound_is_the_busiest_port_beside_the_slowest_computation(case):
     plan, problem = case
     network, events = problem.network, simulate(plan, problem).events
@@ -152,8 +147,7 @@ def test_overlapping_events_of_a_lane_count_once_and_none_are_nothing():
     assert set(empty.seconds_of_kind().values()) == {0}
 
 
-@settings(max_examples=examples(25, 4), deadline=None)
-@given(clusters())
+@tried(25, clusters(), fewest=4)
 def test_a_workload_without_tokens_takes_no_time(cluster):
     trace = RoutingTrace("padding", np.full((3, 2, 1), -1, dtype=np.int16), 4)
     problem = Problem(trace, cluster, make_model(2, 4), Datasheet())
@@ -167,8 +161,7 @@ def test_balancedness_is_mean_over_largest():
     assert balancedness(load).tolist() == pytest.approx([2 / 3, 1, 1, 0.5])
 
 
-@settings(max_examples=examples(25), deadline=None)
-@given(planned(modes=("matched", "shared"), least=3))
+@tried(25, planned(modes=("matched", "shared"), least=3))
 def test_check_plan_sees_a_send_that_is_missing(case):
     plan, problem = case
     dispatch = plan.send_order.dispatch
@@ -184,8 +177,7 @@ def test_check_plan_sees_a_send_that_is_missing(case):
         check_plan(plan.model_copy(update={"send_order": order}), problem)
 
 
-@settings(max_examples=examples(30), deadline=None)
-@given(planned(modes=("concurrent",)))
+@tried(30, planned(modes=("concurrent",)))
 def test_a_plan_for_other_sizes_is_refused(case):
     plan, problem = case
     sizes = (problem.workload.layers, problem.workload.num_experts, len(problem.cluster.gpus))
@@ -197,8 +189,7 @@ def test_a_plan_for_other_sizes_is_refused(case):
             simulate(plan.model_copy(update={"placement": other}), problem)
 
 
-@settings(max_examples=examples(20), deadline=None)
-@given(planned())
+@tried(20, planned())
 def test_traffic_is_that_of_the_placement_asked_for_and_computed_once(case):
     plan, problem = case
     load = Load(problem, plan.placement)

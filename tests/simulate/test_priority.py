@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import InputError
@@ -10,7 +9,7 @@ from engine.reproduce.lina import BUCKET, FIGURES, FITTED_USE, MS, PRINTED, PRIN
 from engine.result import Status
 from engine.simulate.priority import POLICIES, schedule_network
 from engine.simulate.streams import run_streams
-from tests.cases.examples import examples
+from tests.cases.examples import tried
 from tests.oracles.streams import check_streams
 
 TENTH = 0.05 * MS + 1e-12
@@ -47,8 +46,7 @@ def one_at_a_time(alltoall, allreduce, micro_op, overhead, policy):
 
 
 @pytest.mark.parametrize("policy", ["priority", "fifo"])
-@settings(max_examples=examples(150), deadline=None)
-@given(alltoall=operations, allreduce=operations, micro_op=micro_ops, overhead=overheads)
+@tried(150, alltoall=operations, allreduce=operations, micro_op=micro_ops, overhead=overheads)
 def test_equals_serving_one_after_another(policy, alltoall, allreduce, micro_op, overhead):
     result = schedule_network(alltoall, allreduce, micro_op, overhead, policy)
     answer, wanted = result.solution, one_at_a_time(alltoall, allreduce, micro_op, overhead, policy)
@@ -62,8 +60,7 @@ def test_equals_serving_one_after_another(policy, alltoall, allreduce, micro_op,
     assert answer.finish == max((end for _, end in wanted.values()), default=0)
 
 
-@settings(max_examples=examples(150), deadline=None)
-@given(alltoall=operations, allreduce=operations, micro_op=micro_ops, overhead=overheads)
+@tried(150, alltoall=operations, allreduce=operations, micro_op=micro_ops, overhead=overheads)
 def test_an_all_to_all_waits_for_its_like_and_one_piece(alltoall, allreduce, micro_op, overhead):
     """With arrivals so far apart that all-to-alls never meet each other, one piece is all that any waits for."""
     longest = max((seconds for _, seconds, _ in pieces_of(allreduce, micro_op, overhead)), default=0)
@@ -74,8 +71,7 @@ def test_an_all_to_all_waits_for_its_like_and_one_piece(alltoall, allreduce, mic
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=examples(50), deadline=None)
-@given(alltoall=operations, allreduce=operations, overhead=overheads)
+@tried(50, alltoall=operations, allreduce=operations, overhead=overheads)
 def test_bound_status_and_scale(policy, alltoall, allreduce, overhead):
     alone = schedule_network(alltoall, [], None, overhead, policy)
     assert alone.status is Status.OPTIMAL and alone.objective == alone.bound

@@ -5,12 +5,11 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import IllegalError, InputError
 from engine.simulate.streams import ALL_REDUCE, ALL_TO_ALL, COMPUTE, POLICIES, Tasks, run_streams, shared_rates
-from tests.cases.examples import examples
+from tests.cases.examples import tried
 from tests.oracles.streams import check_streams
 
 MOST_COLLECTIVES = 4
@@ -154,8 +153,7 @@ class Ticks:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=examples(60), deadline=None)
-@given(tasks=steps())
+@tried(60, tasks=steps())
 def test_equals_a_simulation_tick_by_tick(policy, tasks):
     wanted = Ticks(tasks, policy).run()
     if wanted is None:
@@ -168,8 +166,8 @@ def test_equals_a_simulation_tick_by_tick(policy, tasks):
     np.testing.assert_array_equal(end, wanted[1])
 
 
-@settings(max_examples=examples(150), deadline=None)
-@given(
+@tried(
+    150,
     tasks=steps(whole=False),
     policy=st.sampled_from(("fair", "priority", "fifo")),
     use=st.tuples(st.floats(0.1, 1), st.floats(0.1, 1)),
@@ -183,8 +181,7 @@ def test_keeps_every_rule_for_any_shares_of_the_network(tasks, policy, use):
     assert makespan <= tasks.seconds.sum() + tasks.release.max() + 1e-9
 
 
-@settings(max_examples=examples(60), deadline=None)
-@given(tasks=steps(groups=3), policy=st.sampled_from(("fair", "priority", "fifo")), order=st.permutations([0, 1, 2, 0]))
+@tried(60, tasks=steps(groups=3), policy=st.sampled_from(("fair", "priority", "fifo")), order=st.permutations([0, 1, 2, 0]))
 def test_groups_are_alike_and_twice_the_seconds_are_twice_the_times(tasks, policy, order):
     """Duplicated and permuted groups change nothing."""
     spans = np.array(run_streams(tasks, policy))

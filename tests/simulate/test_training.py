@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.cluster import Cluster, Node
@@ -25,7 +24,7 @@ from engine.simulate.training.pricing import expert_groups, route, route_parts
 from engine.simulate.training.step import step_state_bytes
 from engine.systems.pieces import linear_placement
 from engine.workload import ExpertLoad, RoutingTrace
-from tests.cases.examples import examples
+from tests.cases.examples import tried
 from tests.cases.training import degrees, graph_of, plan_of, problem_of
 from tests.oracles.capacity_passing import even_bounds, kept_with_passing, sent
 from tests.oracles.training import check_step
@@ -66,8 +65,7 @@ def planned(draw):
     return plan_of(problem, priority, **parts), problem
 
 
-@settings(max_examples=examples(50), deadline=None)
-@given(planned())
+@tried(50, planned())
 def test_every_simulated_step_is_legal_and_above_its_bound(case):
     plan, problem = case
     timeline = simulate(plan, problem)
@@ -122,8 +120,7 @@ def test_a_weight_gradient_under_an_all_to_all_shortens_the_step_by_what_it_hide
     assert plain - moved == pytest.approx(hidden)
 
 
-@settings(max_examples=examples(20), deadline=None)
-@given(planned())
+@tried(20, planned())
 def test_faster_hardware_scales_every_time(case):
     plan, problem = case
     without = Datasheet(launch=0.0)

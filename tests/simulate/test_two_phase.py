@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.catalogue import cluster_presets, model_presets
@@ -20,7 +19,7 @@ from engine.problem import Problem
 from engine.result import Limits
 from engine.simulate.two_phase import SCHEMES, SchemeSeconds, TwoPhaseOptions, TwoPhaseResult, two_phase
 from engine.workload import ExpertLoad, RoutingTrace
-from tests.cases.examples import examples
+from tests.cases.examples import tried
 from tests.strategies import make_gpu, make_model, seeds
 
 SAMPLES = Path(__file__).parent.parent.parent / "sample_traces" / "tiny-moe"
@@ -75,8 +74,7 @@ cases = st.tuples(seeds, st.integers(2, 5), st.integers(1, 8), st.integers(1, 5)
 """Seed, layers, experts, GPUs, and the most experts of a GPU beyond the fewest."""
 
 
-@settings(max_examples=examples(40), deadline=None)
-@given(cases, st.sampled_from(["set", "order"]), st.sampled_from(["lina", "best"]), st.booleans())
+@tried(40, cases, st.sampled_from(["set", "order"]), st.sampled_from(["lina", "best"]), st.booleans())
 def test_shapes_shares_and_what_waiting_is_made_of(case, check, packing, renormalise):
     seed, layers, experts, gpus, more = case
     test, train = skewed(seed, 50, layers, experts), skewed(seed + 1, 40, layers, experts)
@@ -109,8 +107,7 @@ def test_shapes_shares_and_what_waiting_is_made_of(case, check, packing, renorma
     assert np.isnan(result.accuracy_of_layer()).tolist() == [layer < length for layer in range(layers)]
 
 
-@settings(max_examples=examples(30), deadline=None)
-@given(cases)
+@tried(30, cases)
 def test_fixed_hostings_take_what_the_plain_simulation_says(case):
     """The baseline, and a schedule from the actual choices by a scheduler that takes no time, one batch in all."""
     seed, layers, experts, gpus, more = case
@@ -135,8 +132,7 @@ def test_fixed_hostings_take_what_the_plain_simulation_says(case):
             assert outcome.schemes[scheme].layer[0, layer] == pytest.approx(wanted, rel=1e-9)
 
 
-@settings(max_examples=examples(40), deadline=None)
-@given(cases, st.sampled_from(["lina", "best"]))
+@tried(40, cases, st.sampled_from(["lina", "best"]))
 def test_nothing_is_faster_than_ideal_where_all_ranks_hold_alike(case, packing):
     """Every rank holds the same tokens, so no placement can profit from where tokens start."""
     seed, layers, experts, gpus, more = case
@@ -206,8 +202,7 @@ def problem_gate(problem: Problem) -> float:
     return float(max(problem.cost.gate(problem.cluster.gpus[0], problem.demand[0].sum(axis=1), problem.model)))
 
 
-@settings(max_examples=examples(40), deadline=None)
-@given(cases, st.booleans())
+@tried(40, cases, st.booleans())
 def test_swapping_counts_the_experts_that_a_device_lacks(case, renormalise):
     """Nothing takes time but weights, and of phase one nothing shows."""
     seed, layers, experts, gpus, more = case

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.compare.figures import metrics
@@ -16,7 +15,7 @@ from engine.problem import MEMORY_SHARE, Problem
 from engine.simulate import bound_of_plan, simulate
 from engine.simulate.work import carriers, work_of
 from engine.workload import ExpertLoad, RoutingTrace
-from tests.cases.examples import examples
+from tests.cases.examples import tried
 from tests.cases.refusals import refusal
 from tests.cases.samples import in_nodes, problem_of
 from tests.cases.simulations import coherent
@@ -31,8 +30,7 @@ def coherent_plans(draw):
     return coherent(draw(placements(*sizes, replicas=False))), problem
 
 
-@settings(max_examples=examples(80), deadline=None)
-@given(coherent_plans())
+@tried(80, coherent_plans())
 def test_a_coherent_pass_is_what_every_token_does(case):
     plan, problem = case
     total = simulate(plan, problem).total
