@@ -13,7 +13,6 @@ from engine.network import Network, off_diagonal
 from engine.plan import SendOrder
 from engine.simulate.colocated import ExpertSeconds, colocated_bound, colocated_timeline, layer_weight
 from engine.simulate.events import EventLog
-from engine.simulate.flows import all_to_all
 from engine.simulate.serving import bound_of_two_batches, log_two_batches
 from engine.simulate.work import Work
 from engine.timeline import COLUMNS
@@ -211,48 +210,6 @@ def test_table_2_where_no_two_collectives_overlap():
     assert kept > draws / 5 and len(ways) >= 4
 
 
-def test_a_model_alone_runs_step_by_step():
-    rng = np.random.default_rng(7)
-    network = fabric(rng.uniform(1, 2, 3), latency=0.01)
-    compute = {step: rng.exponential(1.0, (2, 3)) for step in STEPS}
-    dispatch = rng.exponential(1.0, (2, 3, 3))
-    silent = {step: np.zeros((2, 3)) for step in STEPS}, (np.zeros((2, 3, 3)),) * 2
-    plain = SendOrder(mode="concurrent")
-    events = colocated_timeline(compute, silent[0], (dispatch, dispatch), silent[1], plain, plain, network)
-    # Barriers only at the all-to-alls: aggregation and the next gate follow each other on each GPU.
-    lane = np.zeros(3)
-    for layer in range(2):
-        both = all_to_all("concurrent", None, dispatch[layer], network).seconds
-        lane = (lane + compute["gate"][layer]).max() + both + compute["ffn"][layer]
-        lane = lane.max() + both + compute["aggregate"][layer]
-    assert total(events) == pytest.approx(lane.max(), rel=1e-9)
-    assert set(events["model"]) == {0}
-
-
-@tried(40, cases(modes=("concurrent",)), st.sampled_from((0.25, 4.0)), seeds)
-def test_units_and_names_of_gpus_do_not_matter(case, factor, seed):
-    compute_a, compute_b, traffic_a, traffic_b, order_a, order_b, network = case
-    before, floor = total(colocated_timeline(*case)), bound_of(case)
-
-    slow = replace(network, latency=factor * network.latency, link_latency=factor * network.link_latency)
-    computes = [{step: factor * seconds for step, seconds in compute.items()} for compute in (compute_a, compute_b)]
-    traffic = [tuple(factor * matrices for matrices in both) for both in (traffic_a, traffic_b)]
-    assert total(colocated_timeline(*computes, *traffic, order_a, order_b, slow)) == pytest.approx(factor * before)
-    assert colocated_bound(*computes, *traffic, slow) == pytest.approx(factor * floor)
-
-    names = np.random.default_rng(seed).permutation(network.gpus)
-    renamed = Network(
-        *(getattr(network, port)[names] for port in ("send", "receive", "link", "node")),
-        network.latency,
-        network.link_latency[names],
-        network.share,
-    )
-    computes = [{step: seconds[:, names] for step, seconds in compute.items()} for compute in (compute_a, compute_b)]
-    traffic = [tuple(matrices[:, names][:, :, names] for matrices in both) for both in (traffic_a, traffic_b)]
-    assert total(colocated_timeline(*computes, *traffic, order_a, order_b, renamed)) == pytest.approx(before)
-    assert colocated_bound(*computes, *traffic, renamed) == pytest.approx(floor)
-
-
 def test_a_shared_order_and_unequal_layers_are_refused():
     network, rng = fabric([1.0, 1.0]), np.random.default_rng(0)
     (compute_a, traffic_a), (compute_b, traffic_b) = (model(rng, network, layers) for layers in (1, 2))
@@ -290,18 +247,6 @@ def test_layer_weight_of_one_model_alone_and_of_computation_alone():
     quiet = [replace(seconds, send=0 * seconds.send, receive=0 * seconds.receive) for seconds in (a, b)]
     busy = [(seconds.gate + seconds.aggregate)[:, None] + seconds.ffn for seconds in quiet]
     np.testing.assert_allclose(layer_weight(*quiet), busy[0][:, :, None] + busy[1][:, None, :])
-
-
-@tried(30, seeds)
-def test_layer_weight_never_falls_when_a_time_grows_and_scales(seed):
-    rng = np.random.default_rng(seed)
-    a, b = expert_seconds(rng, 3, 3), expert_seconds(rng, 3, 3)
-    weight = layer_weight(a, b)
-    for name in ("gate", "aggregate", "ffn", "send", "receive"):
-        longer = replace(a, **{name: getattr(a, name) + rng.random(getattr(a, name).shape)})
-        assert np.all(layer_weight(longer, b) >= weight)
-    twice = [replace(seconds, **{name: 2 * getattr(seconds, name) for name in vars(seconds)}) for seconds in (a, b)]
-    np.testing.assert_allclose(layer_weight(*twice), 2 * weight)
 
 
 @pytest.mark.clock
@@ -344,14 +289,6 @@ def test_all_that_travels_in_the_middle_hides_under_computation_as_long():
     end the last combine of the second batch has nothing to hide under."""
     work, network = pair(2.0, ffn=2.0)
     assert run(work, 2.0, network).end.max() == pytest.approx(3 * 2 * (2 + 2) + 2)
-
-
-def test_a_combine_hides_under_the_next_layers_attention():
-    work, network = pair(1.0, layers=2, ffn=4.0)
-    events = run(work, 4.0, network)
-    combine = events[(events.kind == "combine") & (events.layer == 0) & (events.model == 1)]
-    attention = events[(events.kind == "dense") & (events.layer == 1) & (events.model == 0)]
-    assert attention.start.min() <= combine.start.min() < combine.end.max() <= attention.end.max()
 
 
 @tried(60, networks(), seeds, st.sampled_from(MODES), st.integers(1, 3), st.sampled_from((0.0, 1e-3)))

@@ -135,17 +135,6 @@ def balance_problem(**more):
 BLOCKS = ((0, 1), (2, 3))
 
 
-def test_one_copy_of_every_expert_and_replicas_that_share_its_tokens():
-    """Seven and one token in layer 0, five and three in layer 1; of 4 each, were they even."""
-    plan = plan_of(BLOCKS, BLOCKS)
-    assert balance_of(plan, balance_problem()).overload == pytest.approx((7 / 4, 5 / 4))
-    figures = metrics(plan, balance_problem())
-    assert figures.balance.mean == 1.5 and figures.balancedness == pytest.approx((4 / 7 + 4 / 5) / 2)
-    # Three of expert 0's six tokens go to the second GPU: four each. In layer 1 six and two.
-    replicated = plan_of(((0, 1), (0, 2, 3)), ((0, 1, 3), (2,)))
-    assert balance_of(replicated, balance_problem()).overload == pytest.approx((1, 6 / 4))
-
-
 def test_two_models_one_after_the_other():
     second = RoutingTrace("second", TOKENS[::-1, ::-1, None].copy(), 4)
     pair = balance_problem(second=(second, make_model(2, 4)))

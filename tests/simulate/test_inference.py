@@ -6,13 +6,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from engine.cluster import Cluster, Node
 from engine.compare.figures import metrics
 from engine.costs import Datasheet
 from engine.errors import IllegalError, InputError
 from engine.goal import Goal
 from engine.network import off_diagonal
-from engine.plan import Placement, Schedule
+from engine.plan import Schedule
 from engine.problem import Problem
 from engine.simulate import bound_of_plan, simulate
 from engine.simulate.events import waits
@@ -24,7 +23,7 @@ from engine.timeline import COLUMNS, INFERENCE_KINDS, KINDS, NETWORK_KINDS, STRE
 from engine.workload import RoutingTrace
 from tests.cases.examples import tried
 from tests.cases.launch_plans import plan_with
-from tests.cases.simulations import plan_of, planned
+from tests.cases.simulations import planned
 from tests.oracles.plans import check_plan
 from tests.strategies import NEEDS_ROWS, cluster_of, clusters, make_gpu, make_model, planned_or_skipped
 
@@ -39,17 +38,6 @@ def timeline_of(*events: tuple) -> Timeline:
     frame["stream"] = pd.Categorical(frame["stream"], categories=list(STREAMS))
     frame["kind"] = pd.Categorical(frame["kind"], categories=list(KINDS))
     return Timeline(frame, ("GPU 0", "GPU 1"), "measured", "by hand")
-
-
-def test_check_plan_knows_that_links_and_fabric_start_differently():
-    cards = [make_gpu() for _ in range(3)]
-    nodes = (Node(name="two", gpus=cards[:2], link_bandwidth=1e5, link_latency=1e-5), Node(name="one", gpus=cards[2:]))
-    trace = RoutingTrace("log", np.array([[[1]], [[0]]], dtype=np.int16), 3, source_rank=np.array([0, 2]))
-    problem = Problem(trace, Cluster(name="c", nodes=nodes, latency=4e-4), make_model(1, 3), Datasheet(launch=0))
-    plan = plan_of(problem, Placement(experts=3, experts_of_gpu=[[[0], [1], [2]]], model_layers=(1,)), "matched")
-    dispatch = simulate(plan, problem).seconds_of_kind()["dispatch"]
-    assert dispatch == pytest.approx(max(1e-5 + 128 / 1e5, 4e-4 + 128 / 1e6))
-    assert check_plan(plan, problem) == pytest.approx(simulate(plan, problem).total, rel=EXACT)
 
 
 @tried(60, planned())

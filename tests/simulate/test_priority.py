@@ -60,16 +60,6 @@ def test_equals_serving_one_after_another(policy, alltoall, allreduce, micro_op,
     assert answer.finish == max((end for _, end in wanted.values()), default=0)
 
 
-@tried(150, alltoall=operations, allreduce=operations, micro_op=micro_ops, overhead=overheads)
-def test_an_all_to_all_waits_for_its_like_and_one_piece(alltoall, allreduce, micro_op, overhead):
-    """With arrivals so far apart that all-to-alls never meet each other, one piece is all that any waits for."""
-    longest = max((seconds for _, seconds, _ in pieces_of(allreduce, micro_op, overhead)), default=0)
-    apart = [(index * (24 + longest) + arrival, seconds) for index, (arrival, seconds) in enumerate(alltoall)]
-    result = schedule_network(apart, allreduce, micro_op, overhead)
-    assert result.solution.waiting.max(initial=0) <= longest + 1e-9
-    assert result.bound == 0
-
-
 @pytest.mark.parametrize("policy", POLICIES)
 @tried(50, alltoall=operations, allreduce=operations, overhead=overheads)
 def test_bound_status_and_scale(policy, alltoall, allreduce, overhead):
@@ -103,12 +93,6 @@ def test_by_hand(policy, micro_op, overhead, alltoall, finish):
     assert result.solution.alltoall[0] == pytest.approx(alltoall)
     assert result.solution.finish == pytest.approx(finish)
     assert result.objective == pytest.approx(alltoall[1] - 5)
-
-
-def test_all_to_alls_go_in_order_of_arrival_and_keep_their_places():
-    answer = schedule_network([[3, 1], [0, 5], [3, 2]], []).solution
-    assert answer.alltoall.tolist() == [[5, 6], [0, 5], [6, 8]]
-    assert answer.waiting.tolist() == [2, 0, 3]
 
 
 def test_sizes_that_divide_evenly_up_to_round_off_make_no_extra_piece():

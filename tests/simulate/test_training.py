@@ -17,7 +17,7 @@ from engine.errors import IllegalError, InputError
 from engine.overlap.operator_axes import latest_last
 from engine.overlap.pipeline_degree import pipeline_seconds
 from engine.plan import Overlap, PartitionRange, Placement, Priority
-from engine.problem import Problem, make_problem
+from engine.problem import Problem
 from engine.simulate import bound_of_plan, simulate
 from engine.simulate.training import price_step
 from engine.simulate.training.pricing import expert_groups, route, route_parts
@@ -118,30 +118,6 @@ def test_a_weight_gradient_under_an_all_to_all_shortens_the_step_by_what_it_hide
     )
     hidden = min(priced.whole("dw.2.experts_down"), priced.whole("dx.1.combine"))
     assert plain - moved == pytest.approx(hidden)
-
-
-@tried(20, planned())
-def test_faster_hardware_scales_every_time(case):
-    plan, problem = case
-    without = Datasheet(launch=0.0)
-    slow = replace(problem, cost=without)
-    rates = ("memory_bandwidth", "flops_fp32", "flops_fp16", "send_bandwidth", "receive_bandwidth")
-    nodes = []
-    for node in problem.cluster.nodes:
-        gpus = [gpu.model_copy(update={name: 2 * getattr(gpu, name) for name in rates}) for gpu in node.gpus]
-        links = {"link_bandwidth": node.link_bandwidth and 2 * node.link_bandwidth}
-        links["link_latency"] = node.link_latency / 2
-        nodes.append(node.model_copy(update={"gpus": tuple(gpus), **links}))
-    cluster = problem.cluster.model_copy(update={"nodes": tuple(nodes), "latency": problem.cluster.latency / 2})
-    fast = make_problem(problem.workload, cluster, problem.model, without, step=problem.step)
-    assert simulate(plan, fast).total == pytest.approx(simulate(plan, slow).total / 2)
-
-
-def test_the_order_of_the_gpus_does_not_matter():
-    cards = [make_gpu(0), make_gpu(1, 5e5, flops=1e9), make_gpu(2, 8e5)]
-    both = [problem_of(cluster_of(*turned), 3) for turned in (cards, cards[::-1])]
-    there, back = (simulate(plan_of(problem), problem).total for problem in both)
-    assert there == pytest.approx(back)
 
 
 def test_alike_gpus_share_a_lane_and_slow_ones_have_their_own():
