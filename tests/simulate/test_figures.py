@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 
 from engine.compare.figures import Metrics, balance_of, metrics, migration, proof_of_plan
 from engine.costs import Datasheet
@@ -19,9 +18,9 @@ from engine.workload import ExpertLoad, RoutingTrace
 from tests.cases.examples import tried
 from tests.cases.launch_plans import plan_with
 from tests.cases.samples import chained, problem_of
-from tests.cases.simulations import coherent
+from tests.cases.simulations import coherent, planned
 from tests.cases.training import plan_of as step_plan
-from tests.strategies import cluster_of, make_gpu, make_model, placements, problems
+from tests.strategies import cluster_of, make_gpu, make_model
 
 ANY, OWN = "placement and order", "order"
 
@@ -161,14 +160,7 @@ def test_a_recording_of_nothing_is_even():
     assert balance.overload == (1, 1) and balance.imbalance_ratio == 0
 
 
-@st.composite
-def planned(draw):
-    drawn = draw(problems())
-    layers, experts, gpus = drawn.workload.layers, drawn.workload.num_experts, len(drawn.cluster.gpus)
-    return plan_with(draw(placements(layers, experts, gpus))), drawn
-
-
-@tried(25, planned())
+@tried(25, planned(modes=("concurrent",)))
 def test_the_same_with_and_without_a_simulation(case):
     plan, drawn = case
     figures = metrics(plan, drawn)

