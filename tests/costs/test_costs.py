@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from engine.catalogue import cluster_presets
 from engine.cluster import Cluster, Node
 from engine.costs import AlphaBeta, CostProfile, Datasheet, Line, fit_line
 from engine.errors import InputError
 from engine.network import Network
 from engine.simulate.flows import all_to_all
 from tests.cases.examples import tried
-from tests.strategies import cluster_of, clusters, cost_models, make_gpu, make_model, seeds
+from tests.strategies import clusters, cost_models, make_gpu, make_model, seeds
 
 GPU = make_gpu(flops=1e12, memory_bandwidth=1e11)
 SLACK = 1 + 1e-12
@@ -38,21 +37,12 @@ def any_costs(draw):
 # Datasheet
 
 
-def test_a_large_gemm_takes_its_arithmetic_and_a_thin_one_its_memory_traffic():
-    cost, size = Datasheet(compute_efficiency=0.5, memory_efficiency=0.8, launch=0.0), 100_000
-    assert cost.gemm(GPU, size, size, size, "bf16") == pytest.approx(2 * size**3 / 0.5e12, rel=1e-9)
-    assert cost.gemm(GPU, size, size, size, "fp32") == pytest.approx(2 * size**3 / 0.25e12, rel=1e-9)
-    for dtype, width in (("bf16", 2), ("fp32", 4), ("fp8", 1)):
-        weights = 4096 * 8192
-        assert cost.gemm(GPU, 1, 8192, 4096, dtype) == pytest.approx((weights + 4096 + 8192) * width / 0.8e11, rel=1e-9)
-
-
-@tried(100, st.integers(1, 10**6), st.integers(1, 10**4), st.integers(1, 10**4))
-def test_a_gemm_is_below_neither_roof_and_not_above_both(m, n, k):
-    cost = Datasheet()
-    arithmetic = 2 * m * n * k / (GPU.flops_fp16 * cost.compute_efficiency)
-    memory = 2 * (m * k + n * k + m * n) / (GPU.memory_bandwidth * cost.memory_efficiency)
-    assert cost.gemm(GPU, m, n, k, "fp16") == pytest.approx(max(arithmetic, memory) + cost.launch, rel=1e-9)
+@tried(150, *[st.integers(1, 10**6)] * 3, st.sampled_from(("fp32", "bf16", "fp8")), st.floats(0.1, 1), st.floats(0.1, 1))
+def test_a_gemm_is_below_neither_roof_and_not_above_both(m, n, k, dtype, compute, memory):
+    cost, width = Datasheet(compute_efficiency=compute, memory_efficiency=memory), {"fp32": 4, "bf16": 2, "fp8": 1}[dtype]
+    arithmetic = 2 * m * n * k / ((0.5e12 if dtype == "fp32" else 1e12) * compute)
+    moved = width * (m * k + n * k + m * n) / (1e11 * memory)
+    assert cost.gemm(GPU, m, n, k, dtype) == pytest.approx(max(arithmetic, moved) + cost.launch, rel=1e-9)
 
 
 def test_eight_bits_count_double_only_where_there_are_eight_bit_units_and_sources_say_what_was_assumed():
@@ -68,25 +58,16 @@ def test_eight_bits_count_double_only_where_there_are_eight_bit_units_and_source
 # Tests of every source
 
 
-@tried(60, any_costs())
-def test_no_work_takes_no_time_and_any_work_some(case):
-    cost, gpu = case
-    model = make_model(1, 8, 2)
-    for seconds in (cost.expert_ffn, cost.gate, cost.aggregate):
-        assert seconds(gpu, np.array([0.0]), model).tolist() == [0.0]
-        assert seconds(gpu, np.array([1.0]), model)[0] > 0
-    assert cost.memory_pass(gpu, np.array([0.0, 0.0])).tolist() == [0.0, 0.0]
-
-
 @tried(60, any_costs(), st.lists(st.floats(0, 1e6), min_size=2, max_size=20))
-def test_more_tokens_never_take_less_time(case, tokens):
+def test_more_tokens_never_take_less_time_and_no_work_takes_none(case, tokens):
     cost, gpu = case
-    tokens, model = np.sort(tokens), make_model(1, 8, 2)
+    tokens, model = np.sort([0.0, 1.0, *tokens]), make_model(1, 8, 2)
     for seconds in (cost.expert_ffn, cost.gate, cost.aggregate):
         times = seconds(gpu, tokens, model)
-        assert np.all(np.diff(times) >= 0)
+        assert np.all(np.diff(times) >= 0) and times[0] == 0 < times[tokens == 1][0]
         # Arrays are a convenience: each entry is on its own.
         np.testing.assert_array_equal(times, [float(seconds(gpu, token, model)) for token in tokens])
+    assert cost.memory_pass(gpu, np.array([0.0, 0.0])).tolist() == [0.0, 0.0]
 
 
 def test_a_gated_expert_has_a_third_matrix_and_lines_measured_in_a_crowd_are_put_back_to_one_rank_alone():
@@ -253,30 +234,6 @@ def test_a_uniform_all_to_all_takes_what_the_simulation_says(cluster, size, data
     assert float(cost.all_to_all(cluster, size)) == pytest.approx(expected, rel=CLOSE)
 
 
-@pytest.mark.parametrize(
-    "name", ["mixed-8", "exflow-4-nodes", "lancet-p3dn-2-nodes", "hgx-h100-8", "hgx-h100-and-l40s", "pipemoe-4-nodes"]
-)
-def test_it_does_on_the_clusters_of_the_catalogue(name):
-    cluster = cluster_presets()[name].cluster
-    sizes = np.array([1e3, 1e6, 1e9])
-    expected = [simulated(Network.of(cluster), size) for size in sizes]
-    np.testing.assert_allclose(COST.all_to_all(cluster, sizes), expected, rtol=CLOSE)
-
-
-@pytest.mark.parametrize(
-    ("cost", "cluster", "size", "wanted"),
-    [
-        (COST, nodes_of((1, 1, 1, 1), latency=1e-3), 4e6, 1e-3 + 3.0),  # the own part does not travel
-        # Of 4 parts of 1 MB one stays, one goes over a link (0.1 s + 0.5 s) and two over the fabric (0.2 s + 2 s).
-        (COST, nodes_of((2, 2), link=2e6, link_latency=0.1, latency=0.2), 4e6, 2.2),
-        (COST, nodes_of((2, 2), link=2e5, link_latency=0.1, latency=0.2), 4e6, 5.1),
-        (AlphaBeta(profile(network=Line(alpha=1.0, beta=1e-3))), nodes_of((1, 1)), 2000.0, 2.0),
-    ],
-)
-def test_an_all_to_all_by_hand(cost, cluster, size, wanted):
-    assert float(cost.all_to_all(cluster, size)) == pytest.approx(wanted)
-
-
 # All-reduce
 
 
@@ -340,13 +297,7 @@ def test_more_bytes_never_take_less_time_and_none_take_none(collective, cluster,
     np.testing.assert_array_equal(seconds, [float(collective(cluster, size)) for size in sizes])
     assert seconds.shape == sizes.shape
     assert float(collective(cluster, 0.0)) == 0
-    if len(cluster.gpus) > 1:
-        assert np.all(seconds[sizes > 1e-9] > 0)
-
-
-@both
-def test_one_gpu_talks_to_nobody(collective):
-    assert collective(cluster_of(make_gpu(), latency=1.0), np.array([0.0, 5.0])).tolist() == [0, 0]
+    assert np.all((seconds[sizes > 1e-9] > 0) == (len(cluster.gpus) > 1))  # one GPU talks to nobody
 
 
 @both
