@@ -57,21 +57,6 @@ def test_what_is_saved_and_what_is_not(case):
         assert np.all(node.sum(axis=0) >= gpu.sum(axis=0))
 
 
-def test_one_token_by_hand():
-    """Nodes of two, links. The token of GPU 1 has experts on GPUs 0, 2 and 3, two of them on 2."""
-    stops = Stops(np.array([0, 0, 2, 2]))
-    hosts, source = np.array([[2, 0, 3, 2]]), np.array([1])
-    by_unit = {unit: rows_of_tokens(hosts, source, stops, unit) for unit in UNITS}
-    as_pairs = {
-        unit: {(int(a), int(b)): rows[a, b] for a, b in zip(*np.nonzero(rows), strict=True)} for unit, rows in by_unit.items()
-    }
-    assert as_pairs == {
-        "copies": {(1, 2): 2, (1, 0): 1, (1, 3): 1},
-        "gpu": {(1, 2): 1, (1, 0): 1, (1, 3): 1},
-        "node": {(1, 0): 1, (1, 3): 1, (3, 2): 1},  # it enters at GPU 3, the second of its node as GPU 1 is of its own
-    }
-
-
 @tried(100, clusters(least=3, most=6, linked=True))
 def test_a_row_enters_a_smaller_node_at_a_gpu_that_it_has(cluster):
     stops = Stops(Network.of(cluster).domain)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 
 from engine.errors import IllegalError, InputError
-from engine.overlap.partition import Range, group_starts, partition
+from engine.overlap.partition import group_starts, partition
 from engine.overlap.stage_pipeline import ChainInstance, overlap_bound
 from engine.result import Result, Status
 from tests.cases.examples import tried
@@ -66,21 +66,6 @@ def cost_of(part_range: tuple[int, int, int], instance: ChainInstance, max_range
     return whole - instance.times[:first, 0].sum() - instance.times[last + 1 :, 0].sum()
 
 
-def test_a_pipeline_by_hand():
-    # Two parts: 1 and 1 | 2 and 2 | 1 and 1. The network works from 1 to 5, then the last part's 1: 6 instead of 8.
-    instance = ChainInstance([COMP, COMM, COMP], [[2, 1], [4, 2], [2, 1]])
-    result = partition(instance)
-    assert result.solution == (Range(0, 2, 2),)
-    assert result.objective == range_seconds(instance, 0, 2, 2) == result.bound == overlap_bound(instance) == 6
-    assert range_seconds(instance, 0, 2, 1) == instance.sequential == 8
-
-
-def test_stage_major_order_waits_for_all_parts_of_the_stage_before():
-    # c-m-c in two parts of 5, 1, 5: the second computation waits for both parts of the first although its input is there.
-    instance = ChainInstance([COMP, COMM, COMP], [[10, 5], [2, 1], [10, 5]])
-    assert range_seconds(instance, 0, 2, 2) == 5 + 5 + 1 + 4 + 5
-
-
 @tried(60, chains(ops=14, parts=6), st.data())
 def test_a_range_takes_as_long_as_its_replay(instance, data):
     first = data.draw(st.integers(0, instance.ops - 1))
@@ -128,30 +113,6 @@ def test_groups_are_full_but_not_overfull(instance, group_seconds):
         assert len(set(instance.network[first:end])) == 1
         if end < instance.ops and instance.network[end] == instance.network[first]:
             assert whole[first : end + 1].sum() > group_seconds * (1 - 1e-9)
-
-
-@tried(60, chains(ops=20, parts=6))
-def test_more_freedom_never_hurts(instance):
-    def least(**options) -> float:
-        return partition(instance, **options).objective
-
-    by_parts = [least(max_parts=parts) for parts in range(1, instance.max_parts + 1)]
-    by_range = [least(max_range=most) for most in range(1, instance.ops + 1)]
-    assert by_parts[0] == pytest.approx(instance.sequential)
-    for less, more in [*pairwise(by_parts), *pairwise(by_range)]:
-        assert more <= less * (1 + 1e-12)
-    assert by_range[-1] == by_parts[-1] <= instance.sequential * (1 + 1e-12)
-    free = ChainInstance(instance.network, instance.times)
-    assert partition(free).objective <= least() * (1 + 1e-12)
-
-
-@tried(60, chains(ops=20, parts=6), st.floats(1e-6, 1e6))
-def test_the_answer_scales_with_the_times_and_two_streams_swapped_take_as_long(instance, factor):
-    objective = partition(instance).objective
-    scaled = ChainInstance(instance.network, instance.times * factor, instance.latest_last)
-    assert partition(scaled).objective == pytest.approx(objective * factor, rel=1e-9)
-    swapped = ChainInstance(~instance.network, instance.times, instance.latest_last)
-    assert partition(swapped).objective == objective
 
 
 @tried(60, chains(ops=20, parts=6), st.integers(0, 20))

@@ -189,20 +189,6 @@ def test_labels_equal_a_search_per_pair(nodes, density, seed):
     assert allowed.tolist() == [[a not in reached[w] and w not in reached[a] for a in alltoalls] for w in weight_gradients]
 
 
-def test_labels_of_a_backward_pass():
-    """Two layers, last first: dX through experts and all-to-alls; a dW hangs on its layer's dY and nothing waits for it."""
-    graph = nx.DiGraph()
-    nx.add_path(graph, ["combine 2", "dX experts 2", "dispatch 2", "dX attention 2", "combine 1", "dX experts 1"])
-    graph.add_edge("combine 2", "dW experts 2")
-    graph.add_edge("dispatch 2", "dW attention 2")
-    graph.add_edge("combine 1", "dW experts 1")
-    allowed = overlappable(graph, ["combine 2", "dispatch 2", "combine 1"], ["dW experts 2", "dW attention 2", "dW experts 1"])
-    assert allowed.astype(int).tolist() == [[0, 1, 1], [0, 0, 1], [0, 0, 0]]
-    # The gradient's use in an optimiser step before an all-to-all would tie them in the other direction.
-    graph.add_edge("dW experts 2", "combine 1")
-    assert not overlappable(graph, ["combine 1"], ["dW experts 2"]).any()
-
-
 def test_labels_of_a_large_graph():
     graph = nx.DiGraph()
     nx.add_path(graph, range(4000))
