@@ -14,7 +14,7 @@ from engine.overlap.operator_graph import UPDATE_BYTES, Dependency, Gemm, Operat
 from engine.overlap.transformer import transformer_step
 from engine.training import TrainingStep
 from tests.cases.examples import tried
-from tests.oracles.capacity_passing import even_bounds, kept_by_micro_batches, kept_with_passing, sent
+from tests.oracles.capacity_passing import kept_by_micro_batches, kept_with_passing
 
 
 def flops(operators) -> int:
@@ -270,24 +270,6 @@ def test_passing_capacity_drops_the_same_tokens_and_micro_batches_never_fewer(ba
     uncut = np.bincount(experts[whole], minlength=num_experts)
     apart = kept_by_micro_batches(experts, num_experts, capacity, bounds)
     assert (np.bincount(experts[apart], minlength=num_experts) <= uncut).all()
-
-
-def test_the_example_of_the_paper():
-    # Capacity 8, two micro-batches with 6 and 2 tokens for expert 0: apart, the first may keep only 4 of its 6.
-    experts = np.array([0] * 6 + [1] * 2 + [0] * 2 + [1] * 6)[:, None]
-    bounds = even_bounds(16, 2)
-    assert kept(experts, 2, 8).all() and kept_with_passing(experts, 2, 8, bounds).all()
-    apart = kept_by_micro_batches(experts, 2, 8, bounds)
-    assert np.flatnonzero(~apart[:, 0]).tolist() == [4, 5, 14, 15]
-    assert sent(experts, kept(experts, 2, 8), 2, bounds).tolist() == [[6, 2], [2, 6]]
-
-
-def test_serving_all_first_choices_first_cannot_be_cut_either():
-    # Expert 1 has one place. Token 1's first choice has a claim on it before token 0's second, but comes a part later.
-    experts, bounds = np.array([[0, 1], [1, 0]]), np.array([0, 1, 2])
-    assert kept(experts, 2, 1, "choice").tolist() == [[True, False], [True, False]]
-    assert kept_with_passing(experts, 2, 1, bounds, "choice").tolist() == [[True, True], [False, False]]
-    assert kept(experts, 2, 1, "token").tolist() == [[True, True], [False, False]]
 
 
 @pytest.mark.parametrize(("experts", "message"), [([0, 1], "token, choice"), ([[0.5]], "integers"), ([[2]], "expert 2 of 2")])

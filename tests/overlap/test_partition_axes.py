@@ -136,14 +136,6 @@ def test_a_gate_that_decides_on_parts_lets_the_whole_forward_pass_be_cut(gate):
     assert latest_last(MODEL, gate).tolist() == [len(MODEL) - 2] * len(MODEL)
 
 
-def test_batch_prioritised_routing_is_cut_only_behind_the_gate():
-    gates = [op for op, kind in enumerate(MODEL) if kind == "gate"]
-    latest = latest_last(MODEL, "batch-prioritised").tolist()
-    assert latest[: gates[0] + 1] == [gates[0] - 1] * (gates[0] + 1)
-    assert latest[gates[0] + 1 : gates[1] + 1] == [gates[1] - 1] * (gates[1] - gates[0])
-    assert latest[gates[1] + 1 :] == [len(MODEL) - 2] * (len(MODEL) - gates[1] - 1)
-
-
 @pytest.mark.parametrize("gate", ["switch", "batch-prioritised"])
 def test_the_latest_end_is_that_of_trying_every_range(gate):
     model = ("embedding", *DENSE, *MOE, *HEAD)

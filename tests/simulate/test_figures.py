@@ -154,12 +154,6 @@ def test_a_training_step_with_recorded_routing():
     assert balance_of(plan, of_step).overload == pytest.approx((7 / 4, 5 / 4))
 
 
-def test_a_recording_of_nothing_is_even():
-    nothing = RoutingTrace("padding", np.full((3, 2, 1), -1, dtype=np.int16), 4)
-    balance = balance_of(plan_of(BLOCKS, BLOCKS), make_problem(nothing, TWO, make_model(2, 4), Datasheet()))
-    assert balance.overload == (1, 1) and balance.imbalance_ratio == 0
-
-
 @tried(25, planned(modes=("concurrent",)))
 def test_the_same_with_and_without_a_simulation(case):
     plan, drawn = case

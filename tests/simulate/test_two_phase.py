@@ -167,39 +167,22 @@ def test_a_perfect_estimate_is_never_tuned(seed):
         np.testing.assert_allclose(result.schemes[scheme].layer[:, 2], result.schemes["lina"].layer[:, 2], rtol=1e-12)
 
 
-def test_a_wrong_estimate_is_tuned_to_the_actual_choices():
-    """All went to expert 1 in the profile, all go to expert 2 now."""
-    train, test = trace_of([[0, 1, 1]] * 4, 3), trace_of([[0, 2, 2]] * 40, 3)
-    options = TwoPhaseOptions(path_length=1, batch_tokens=40, check_experts=1, **FREE)
-    result = two_phase(problem_of(test, 4), train, options)
-    assert result.fine_tuned[:, 1:].all() and result.accuracy() == 0
-    schemes = {name: scheme.layer[0, 1:] for name, scheme in result.schemes.items()}
-    np.testing.assert_allclose(schemes["lina"], schemes["without_estimation"], rtol=1e-12)
-    assert (schemes["lina"] < schemes["baseline"]).all()
-    assert (schemes["without_fine_tuning"] > schemes["lina"]).all()
-
-
 def test_phase_one_hides_behind_the_layer_before_and_phase_two_does_not():
     trace = skewed(3, 64, 4, 8)
     problem = problem_of(trace, 4)
     options = TwoPhaseOptions(path_length=1, batch_tokens=64, schedule_seconds=5.0, check_seconds=1.0, host_bandwidth=1e30)
     shown = two_phase(problem, trace, options)
     hidden = two_phase(problem, trace, replace(options, other_seconds=100.0))
+    # The gate is over before anything can be hidden.
+    gate = float(max(problem.cost.gate(problem.cluster.gpus[0], problem.demand[0].sum(axis=1), problem.model)))
     for name, least in (("lina", 1.0), ("without_fine_tuning", 0.0)):
-        before = shown.schemes["baseline"]
-        behind = before.layer[0, 0] - problem_gate(problem)
-        tuned = shown.fine_tuned[0, 1] and name == "lina"
-        phase_two = 5.0 if tuned else least
+        behind = shown.schemes["baseline"].layer[0, 0] - gate
+        phase_two = 5.0 if shown.fine_tuned[0, 1] and name == "lina" else least
         assert shown.schemes[name].waiting[0, 1] == pytest.approx(5.0 - behind + phase_two)
         assert hidden.schemes[name].waiting[0, 1] == pytest.approx(phase_two)
     assert (hidden.schemes["without_estimation"].waiting >= 5.0).all()
     per_layer = hidden.inference_seconds("baseline") - hidden.schemes["baseline"].layer.sum(axis=1)
     assert per_layer == pytest.approx([400.0])
-
-
-def problem_gate(problem: Problem) -> float:
-    """Seconds of the gate, which is over before anything can be hidden."""
-    return float(max(problem.cost.gate(problem.cluster.gpus[0], problem.demand[0].sum(axis=1), problem.model)))
 
 
 @tried(40, cases, st.booleans())
@@ -300,28 +283,20 @@ def recording(name: str, part: int | None = None) -> RoutingTrace:
     return RoutingTrace(name, trace.experts[keep], 16, trace.sequence[keep])
 
 
-@pytest.mark.parametrize("gpus", [16, 8])
-def test_on_a_recording(gpus):
+def test_on_a_recording():
     cluster = cluster_presets()["lina-4-nodes"].cluster
-    cluster = Cluster(name="part", nodes=cluster.nodes[: gpus // 4], latency=cluster.latency)
     model = model_presets()["tiny-moe-alpha"].model.model_copy(update={"d_model": 512, "d_ff": 2048})
-    own = Problem(recording("alpha-man", 1), cluster, model, Datasheet())
     options = TwoPhaseOptions(copies=64, other_seconds=0.017)
-    profile = recording("alpha-man", 0)
-    results = [two_phase(own, profile, replace(options, path_length=length)) for length in (1, 3, 5)]
-    assert [result.options.path_length for result in results] == [1, 3, 5]
-    middle = results[1]
-    assert middle.accuracy() > 0.5
-    figures = {scheme: middle.figures(scheme) for scheme in SCHEMES}
+    own = two_phase(Problem(recording("alpha-man", 1), cluster, model, Datasheet()), recording("alpha-man", 0), options)
+    figures = {scheme: own.figures(scheme) for scheme in SCHEMES}
     assert figures["ideal"].median_inference == figures["ideal"].tail_layer == 1
     # As in the paper. It need not be so: on alpha-code the baseline's imbalance costs less than the scheduler's time.
     assert 1 < figures["lina"].median_inference < figures["baseline"].median_inference
     assert figures["lina"].median_inference < figures["without_estimation"].median_inference
     assert figures["lina"].tail_all_to_all < figures["baseline"].tail_all_to_all
     # Learnt from another kind of text the estimates are hardly ever right.
-    prose = Problem(recording("alpha-prose"), cluster, model, Datasheet())
-    foreign = two_phase(prose, recording("alpha-code"), options)
-    assert foreign.accuracy() < 0.5 * middle.accuracy() and foreign.fine_tuning_rate > 0.5
+    foreign = two_phase(Problem(recording("alpha-prose"), cluster, model, Datasheet()), recording("alpha-code"), options)
+    assert foreign.accuracy() < 0.5 * own.accuracy() and own.accuracy() > 0.5 and foreign.fine_tuning_rate > 0.5
 
 
 @pytest.mark.parametrize(
@@ -344,10 +319,6 @@ def test_bad_input_is_named(change, message):
     trace = skewed(0, 30, 3, 4)
     with pytest.raises(InputError, match=message):
         two_phase(problem_of(trace, 2), trace, TwoPhaseOptions(**({"path_length": 1, "batch_tokens": 10} | change)))
-
-
-def test_recordings_that_do_not_fit_are_named():
-    trace = skewed(0, 30, 3, 4)
     options = TwoPhaseOptions(path_length=1, batch_tokens=10)
     with pytest.raises(InputError, match="3 layers of 5 experts"):
         two_phase(problem_of(trace, 2), skewed(0, 30, 3, 5), options)
