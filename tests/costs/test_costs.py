@@ -165,18 +165,14 @@ def test_a_measured_network_replaces_the_drawn_fabric_only():
 
 def naive_sharing(work: np.ndarray, cores: int) -> list[float]:
     """Ends of jobs that start together, while more of them than processors share those equally."""
-    left = {job: amount for job, amount in enumerate(work) if amount > 0}
-    ends, now = [0.0] * len(work), 0.0
+    left, ends, now = {job: amount for job, amount in enumerate(work) if amount > 0}, [0.0] * len(work), 0.0
     while left:
-        speed = min(1.0, cores / len(left))
-        job = min(left, key=left.get)
-        step = left[job] / speed
-        now += step
-        least = left[job]
-        left = {other: amount - least for other, amount in left.items()}
-        for other in [other for other, amount in left.items() if amount <= 1e-15]:
-            ends[other] = now
-            del left[other]
+        least = min(left.values())
+        now += least * max(1.0, len(left) / cores)
+        left = {job: amount - least for job, amount in left.items()}
+        for job in [job for job, amount in left.items() if amount <= 1e-15]:
+            ends[job] = now
+            del left[job]
     return ends
 
 
@@ -185,17 +181,8 @@ jobs = st.lists(st.one_of(st.just(0.0), st.floats(1e-3, 10.0), st.just(1.0)), mi
 
 @tried(100, jobs, st.integers(1, 9))
 def test_shared_processors_equal_a_naive_simulation(work, cores):
-    work = np.array(work)
-    cost = AlphaBeta(profile(ranks=9, cores=cores))
-    together = cost.together(work)
+    together = AlphaBeta(profile(ranks=9, cores=cores)).together(np.array(work))
     np.testing.assert_allclose(together, naive_sharing(work, cores), rtol=1e-9, atol=1e-12)
-    assert np.all(together >= work * (1 - 1e-12))
-    # The processors are busy whenever they can be: with one, the last end is the sum of all work.
-    assert together.max() >= work.sum() / cores * (1 - 1e-12)
-    if cores == 1:
-        assert together.max() == pytest.approx(work.sum())
-    order = np.argsort(work)
-    assert np.all(np.diff(together[order]) >= -1e-12)
 
 
 @tried(100, jobs, jobs)

@@ -222,14 +222,6 @@ def test_sums_of_several_are_looked_for_at_once():
     instance = WeightGradientInstance(np.array([10.0]), np.array([9.0, 4, 6, 3]), np.ones((4, 1)))
     assert best_fit(instance).tolist() == [0, -1, -1, 0]
     assert closest_sums(instance).tolist() == [-1, 0, 0, -1]
-    # More than twice the time covers it as well, where nothing else does.
-    assert closest_sums(WeightGradientInstance(np.ones(1), np.array([3.0]), np.ones((1, 1)))).tolist() == [0]
-    # Of 9 and 11, equally close, the one that covers it.
-    instance = WeightGradientInstance(np.array([10.0]), np.array([9.0, 11]), np.ones((2, 1)))
-    assert closest_sums(instance).tolist() == [-1, 0]
-    # The all-to-all with less choice comes first.
-    instance = WeightGradientInstance(np.array([4.0, 4]), np.array([4.0, 3]), np.array([[1, 1], [1, 0]]))
-    assert closest_sums(instance).tolist() == [1, 0]
 
 
 def test_search_gets_near_the_flow():
