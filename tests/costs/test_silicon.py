@@ -298,14 +298,10 @@ def test_it_stands_in_for_the_experts_alone():
 
 
 @needs_tables
-def test_gpus_that_only_the_package_has_have_their_kernels():
+def test_gpus_that_only_the_package_has_have_their_kernels_and_what_was_not_measured_is_named():
     tokens = np.array([16.0])
     here, faster = (kernel_table(kind, QWEN, "decode").seconds(tokens, 16)[0] for kind in ("H200", "GB200"))
     assert here / 3 < faster < here
-
-
-@needs_tables
-def test_what_was_not_measured_is_named():
     assert kernel_table("V100-32", DEEPSEEK, "decode") is None
     alpha = model_presets()["tiny-moe-alpha"].model
     assert kernel_table("H200", alpha, "decode") is None
