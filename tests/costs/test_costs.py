@@ -187,8 +187,7 @@ def test_shared_processors_equal_a_naive_simulation(work, cores):
 
 @tried(100, jobs, jobs)
 def test_layers_share_nothing_and_processors_enough_for_all_change_nothing(first, second):
-    count = min(len(first), len(second))
-    both = np.array([first[:count], second[:count]])
+    both = np.array(list(zip(first, second, strict=False))).T
     cost = AlphaBeta(profile(ranks=9, cores=2))
     np.testing.assert_array_equal(cost.together(both), [cost.together(both[0]), cost.together(both[1])])
     for enough in (AlphaBeta(profile(ranks=3, cores=3)), Datasheet()):

@@ -62,16 +62,13 @@ def test_equals_serving_one_after_another(policy, alltoall, allreduce, micro_op,
 
 @pytest.mark.parametrize("policy", POLICIES)
 @tried(50, alltoall=operations, allreduce=operations, overhead=overheads)
-def test_bound_status_and_scale(policy, alltoall, allreduce, overhead):
+def test_bound_and_status(policy, alltoall, allreduce, overhead):
     alone = schedule_network(alltoall, [], None, overhead, policy)
     assert alone.status is Status.OPTIMAL and alone.objective == alone.bound
     result = schedule_network(alltoall, allreduce, 1.0, overhead, policy)
     # All-reduces cannot make all-to-alls wait less.
     assert result.objective >= result.bound == alone.bound
     assert (result.status is Status.OPTIMAL) == (result.objective <= result.bound + 1e-9)
-    again = schedule_network(8 * np.array(alltoall), 8 * np.array(allreduce), 8.0, 8 * overhead, policy)
-    assert again.objective == 8 * result.objective and again.bound == 8 * result.bound
-    np.testing.assert_array_equal(again.solution.pieces, 8 * result.solution.pieces)
 
 
 @pytest.mark.parametrize("micro_op", [None, 1])
