@@ -77,9 +77,10 @@ def test_a_range_takes_as_long_as_its_replay(instance, data):
                 assert seconds == pytest.approx(cost_of((first, last, parts), instance, None), rel=1e-9, abs=1e-9)
 
 
-@tried(100, chains(), st.one_of(st.none(), st.integers(1, 4)))
-def test_nothing_beats_the_answer(instance, max_range):
-    result = partition(instance, max_range=max_range)
+@tried(100, chains(), st.one_of(st.none(), st.integers(1, 4)), st.sampled_from((None, 1, 2)))
+def test_nothing_beats_the_answer(instance, max_range, max_parts):
+    result = partition(instance, max_range=max_range, max_parts=max_parts)
+    instance = ChainInstance(instance.network, instance.times[:, :max_parts], instance.latest_last)
     assert result.objective == pytest.approx(worth_of(result, instance, max_range), rel=1e-9)
     expected = best_by_trying_all(instance, range(1, instance.ops), max_range)
     assert result.objective == pytest.approx(expected, rel=1e-9, abs=1e-9)
