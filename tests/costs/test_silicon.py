@@ -358,9 +358,7 @@ def test_a_size_measured_several_times_counts_by_its_median_and_the_grid_stays_o
 def test_far_more_rows_than_measured_are_refused():
     cost = profiled(POINTS)
     assert float(cost.gemm(GPU, REACH * 64, 16, 32, "bf16")) == pytest.approx(REACH * power_law(64, 16, 32))
-    with pytest.raises(InputError, match="measured up to m = 64 and 320 is asked for") as caught:
-        cost.gemm(GPU, 5 * 64, 16, 32, "bf16")
-    assert "\n" not in str(caught.value)
+    assert "measured up to m = 64 and 320 is asked for" in refusal(cost.gemm, GPU, 5 * 64, 16, 32, "bf16")
 
 
 def test_shapes_that_form_no_grid_keep_to_the_nearest():
