@@ -162,10 +162,19 @@ def test_shares(use, rates):
     assert shared_rates(use[::-1]) == pytest.approx(rates[::-1])
 
 
+def test_all_to_alls_go_in_program_order_and_all_reduces_as_they_become_ready():
+    for kind, policy, wanted in (
+        (alltoall, "priority", [(4, 5), (5, 6), (0, 4)]),
+        (alltoall, "fifo", [(5, 6), (4, 5), (0, 4)]),
+        (allreduce, "priority", [(5, 6), (4, 5), (0, 4)]),
+    ):
+        assert times(step(kind(1, release=2), kind(1, release=1), kind(4)), policy) == wanted
+
+
 def test_a_holding_computation_keeps_all_reduces_back_and_fixed_starts_them_between_pairs_only():
     # The group that starts to hold last is not the one that holds longest.
-    rows = compute([0, 1]), compute([3, 1], holds=True), allreduce(1, release=0.5)
-    assert times(step(*rows, groups=2), "priority")[2] == (3, 4)
+    rows = compute([0, 1]), compute([3, 1], holds=True), allreduce(1, release=0.5), allreduce(1, release=1.5)
+    assert times(step(*rows, groups=2), "priority")[2:] == [(3, 4), (4, 5)]
     rows = (alltoall(2, pair=7), compute(3, after=[0]), alltoall(2, after=[1], pair=7), allreduce(4), allreduce(1, release=3))
     # At 0 the all-to-all goes first and opens the pair, which is closed at 7.
     assert times(step(*rows), "fixed") == [(0, 2), (2, 5), (5, 7), (7, 11), (11, 12)]
