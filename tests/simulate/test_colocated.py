@@ -156,6 +156,17 @@ def test_the_bound_counts_both_dispatches_at_a_port_and_releases():
     assert colocated_bound(compute_a, compute_b, (silent, both[0]), (silent, silent), network) == 1 + 20 + 4
 
 
+def test_the_bound_lets_all_to_alls_of_other_gpus_run_side_by_side():
+    """The combine of a needs not wait for the dispatch of b, which table 2 serves first."""
+    network, nothing, silent = fabric([1.0] * 4), np.zeros((1, 4)), np.zeros((1, 4, 4))
+    compute = dict.fromkeys(STEPS, nothing)
+    combine_a, dispatch_b = silent.copy(), silent.copy()
+    combine_a[0, 0, 1], dispatch_b[0, 2, 3] = 4.0, 7.0
+    case = (compute, compute, (silent, combine_a), (dispatch_b, silent))
+    plain = SendOrder(mode="concurrent")
+    assert colocated_bound(*case, network) == total(colocated_timeline(*case, plain, plain, network)) == 7.0
+
+
 def table_2(times: dict[str, float]) -> float:
     """Equation 4, G^a of the next layer included, where no two all-to-alls overlap; |X + Y| is then |X| after |Y|."""
     t = times
