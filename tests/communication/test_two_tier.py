@@ -169,14 +169,6 @@ def test_forty_nodes_of_eight_are_close_to_the_bound(kind):
     assert result.objective <= 1.08 * result.bound
 
 
-def test_other_traffic_follows_the_same_stages():
-    network = network_of((3, 2, 4))
-    schedule = two_tier(traffic_of("uniform", 9), network).solution
-    for other in (traffic_of("uniform", 9, seed=1), traffic_of("sparse", 9, seed=2)):
-        steps = Steps.of(schedule, other, network)
-        check_relayed(steps.hops(), steps.seconds, other, network)
-
-
 def test_input_errors_say_where():
     with pytest.raises(InputError, match=r"traffic\[0\]\[1\] is not a finite number \(nan\)"):
         two_tier(np.full((4, 4), np.nan), network_of((2, 2)))

@@ -38,22 +38,6 @@ def random_instance(layers: int, seed: int, max_degree=20, streams: int = 1, ord
     return DegreeInstance(alpha[0], work[0], 1.0, alpha[1], work[1], 1.0, max_degree, streams, order)
 
 
-@pytest.mark.parametrize(
-    ("parts", "way", "wanted"),
-    [
-        # D1 0-2 D2 2-4 D3 4-6, E1 2-5 E2 5-8 E3 8-11, C1 5-6 or after D3 6-7, C3 11-12; interleaved here no later.
-        *((([2] * 3, [3] * 3, [1] * 3), way, 12) for way in WAYS),
-        # Two networks: C1 at 3, C2 at 5, C3 at 7. One: C1 waits for D3 until 6.
-        (([2] * 3, [1] * 3, [2] * 3), WAYS[2], 9),
-        (([2] * 3, [1] * 3, [2] * 3), WAYS[0], 12),
-        (([2] * 3, [5] * 3, [4] * 3), WAYS[1], 2 + 5 + 4 + 2 + 4 + 4 + 1),
-        (([1, 4], [3, 1], [1, 1]), WAYS[1], 7),  # D1 0-1 D2 1-5 E1 1-4 C1 5-6 E2 5-6 C2 6-7
-    ],
-)
-def test_the_walk_by_hand(parts, way, wanted):
-    assert check_pipeline(*parts, *way) == wanted
-
-
 @tried(200, st.lists(st.tuples(seconds, seconds, seconds), min_size=1, max_size=9), ways)
 def test_closed_forms_equal_the_walk(tables, way):
     parts = np.array(tables).T
