@@ -23,8 +23,9 @@ def plain_flows(network: Network, src, dst, size, lane, group, release: float | 
 
     src, dst, size, lane, group: a value a send; release: seconds at which the first group of a lane starts
     """
-    out, into = network.ports(src, dst)
-    latency, left = network.start_up(src, dst), size.astype(np.float64)
+    over_links, gpus = network.linked[src, dst], network.gpus
+    out, into = src + 2 * gpus * over_links, dst + gpus + 2 * gpus * over_links
+    latency, left = np.where(over_links, network.link_latency[src], network.latency), size.astype(np.float64)
     start, end, ready = (np.full(len(src), np.inf) for _ in range(3))
     now, release = 0.0, np.broadcast_to(release, len(src))
     groups: dict[int, list[np.ndarray]] = {}
@@ -57,7 +58,7 @@ def plain_flows(network: Network, src, dst, size, lane, group, release: float | 
 
 def reached(network: Network, out: np.ndarray, into: np.ndarray) -> np.ndarray:
     """float64[port] bytes/s that every port reaches with the flows that it has."""
-    capacity = network.capacity.copy()
+    capacity = np.concatenate([network.send, network.receive, network.link, network.link])
     for port, flows in enumerate(np.bincount(np.r_[out, into], minlength=len(capacity))):
         if flows:
             row = network.share[1 if port >= 2 * network.gpus else 0]
