@@ -33,3 +33,11 @@ def planned(draw, modes=("matched", "shared", "two-tier", "sequential", "concurr
 
 def coherent(placement: Placement) -> Plan:
     return plan_with(placement, name="coherent", execution="context-coherent")
+
+
+@st.composite
+def coherent_plans(draw):
+    """A context-coherent plan and its problem: a pass that ends with an all-gather."""
+    problem = draw(problems())
+    sizes = (problem.workload.layers, problem.workload.num_experts, len(problem.cluster.gpus))
+    return coherent(draw(placements(*sizes, replicas=False))), problem

@@ -67,25 +67,7 @@ def test_every_byte_arrives_within_all_capacities(instance):
     assert result.bound == pytest.approx(bound, rel=1e-12)
     assert bound <= makespan * (1 + EXACT)
     assert (result.status == Status.OPTIMAL) == (makespan <= bound * (1 + EXACT))
-
-
-@tried(100, instances(), st.randoms(use_true_random=False))
-def test_ports_and_bound_are_invariant(instance, random):
-    traffic, network = instance
-    result = two_tier(traffic, network)
-    shuffled = random.sample(range(network.gpus), network.gpus)
-    columns = ("send", "receive", "link", "node", "link_latency")
-    permuted = replace(network, **{name: getattr(network, name)[shuffled] for name in columns})
-    other = two_tier(traffic[np.ix_(shuffled, shuffled)], permuted)
-    checked(traffic[np.ix_(shuffled, shuffled)], permuted, other)
-    backwards = two_tier(traffic.T, replace(network, send=network.receive, receive=network.send))
-    for same in (other, backwards):
-        assert same.bound == pytest.approx(result.bound, rel=EXACT)
-        assert same.solution.makespan == pytest.approx(result.solution.makespan, rel=EXACT)
-    eight = two_tier(8 * traffic, network)
-    assert (eight.objective, eight.bound) == (pytest.approx(8 * result.objective), pytest.approx(8 * result.bound))
-    with_local_tokens = two_tier(traffic + 1e9 * np.eye(network.gpus), network)
-    assert with_local_tokens.solution == result.solution
+    assert two_tier(traffic + 1e9 * np.eye(network.gpus), network).solution == result.solution  # local tokens do not travel
 
 
 @tried(100, instances(), st.booleans())
@@ -185,14 +167,6 @@ def test_forty_nodes_of_eight_are_close_to_the_bound(kind):
     network = network_of((8,) * 40)
     result = two_tier(traffic_of(kind, 320), network)
     assert result.objective <= 1.08 * result.bound
-
-
-def test_other_traffic_follows_the_same_stages():
-    network = network_of((3, 2, 4))
-    schedule = two_tier(traffic_of("uniform", 9), network).solution
-    for other in (traffic_of("uniform", 9, seed=1), traffic_of("sparse", 9, seed=2)):
-        steps = Steps.of(schedule, other, network)
-        check_relayed(steps.hops(), steps.seconds, other, network)
 
 
 def test_input_errors_say_where():

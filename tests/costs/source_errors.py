@@ -50,13 +50,11 @@ def cross_errors(gpus: Iterable[str] = ("H100", "H200"), dtype: str = "bf16") ->
         table, card = gemm_table(MACHINES[kind].folder, GEMM_DTYPES[dtype]), gpu(kind)
         learned = Profiled(MeasuredTimes(name="every second size", origin=kind, gemm=(_half_of(table, kind, dtype),)))
         sources = {"α–β": AlphaBeta(fit_profile(learned.measured, dtype)), "profiled": learned, "datasheet": Datasheet()}
-        for name, relative_errors in _gemm_errors(table, card, dtype, sources).items():
-            rows.append([kind, "GEMM", name, *_summary(relative_errors)])
-        for name, relative_errors in _moe_errors(card, dtype, sources | {"silicon": Silicon()}).items():
-            rows.append([kind, "MoE FFN", name, *_summary(relative_errors)])
-        for operation in NCCL_OPERATIONS:
-            for name, relative_errors in _collective_errors(kind, operation).items():
-                rows.append([kind, operation.replace("_", "-"), name, *_summary(relative_errors)])
+        found = {"GEMM": _gemm_errors(table, card, dtype, sources)}
+        found["MoE FFN"] = _moe_errors(card, dtype, sources | {"silicon": Silicon()})
+        found |= {operation.replace("_", "-"): _collective_errors(kind, operation) for operation in NCCL_OPERATIONS}
+        for operation, errors in found.items():
+            rows += [[kind, operation, name, *_summary(relative)] for name, relative in errors.items()]
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
@@ -102,13 +100,8 @@ def _gemm_errors(table: GemmTable, card: Gpu, dtype: str, sources: dict[str, Cos
 def _moe_table(folder: str, dtype: str) -> pd.DataFrame:
     """Whole MoE layers on one GPU with equally loaded experts, as SGLang's fused kernels run them: columns tokens, d_model,
     d_ff, experts_per_token, experts, seconds. Empty where the dtype was not measured. Raises InputError as `gemm_table`."""
-    names = {
-        "num_tokens": "tokens",
-        "hidden_size": "d_model",
-        "inter_size": "d_ff",
-        "topk": "experts_per_token",
-        "num_experts": "experts",
-    }
+    measured = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts")
+    names = dict(zip(measured, ("tokens", "d_model", "d_ff", "experts_per_token", "experts"), strict=True))
     for file in newest(folder, "moe/sglang", "moe_perf.parquet"):
         rows = pd.read_parquet(file)
         alone = (rows.moe_tp_size == 1) & (rows.moe_ep_size == 1) & (rows.distribution == "balanced")
@@ -122,13 +115,12 @@ def _moe_errors(card: Gpu, dtype: str, sources: dict[str, CostModel]) -> dict[st
     rows = _moe_table(MACHINES[card.type].folder, GEMM_DTYPES[dtype])
     rows = rows[rows.experts_per_token.isin(GATED)]
     errors: dict[str, list[np.ndarray]] = {name: [] for name in sources}
-    for (width, inner, k, experts), part in rows.groupby(["d_model", "d_ff", "experts_per_token", "experts"]):
-        sizes = dict(
-            zip(("d_model", "d_ff", "experts_per_token", "experts"), map(int, (width, inner, k, experts)), strict=True)
-        )
+    columns = ["d_model", "d_ff", "experts_per_token", "experts"]
+    for key, part in rows.groupby(columns):
+        sizes = dict(zip(columns, map(int, key), strict=True))
         model = MoEModel(name="layer", layers=1, **sizes, dtype=dtype, batch=1, ffn_matrices=3)
-        copies = part.tokens.to_numpy(np.float64) * k
-        busy = np.minimum(copies, experts)
+        copies = part.tokens.to_numpy(np.float64) * model.experts_per_token
+        busy = np.minimum(copies, model.experts)
         for name, cost in sources.items():
             predicted = busy * cost.expert_ffn(card, copies / busy, model)
             errors[name].append(np.abs(predicted / part.seconds.to_numpy() - 1))

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.catalogue import gpu
@@ -28,7 +27,7 @@ from engine.simulate import bound_of_plan, simulate
 from engine.simulate.fabric import Fabric
 from engine.simulate.flows import all_to_all
 from engine.workload import RoutingTrace
-from tests.cases.examples import examples
+from tests.cases.examples import tried
 from tests.cases.launch_plans import plan_with
 from tests.oracles.plans import check_plan
 
@@ -92,8 +91,8 @@ def test_rows_of_the_benchmark():
     assert ((np.diff(groups, axis=1) > 0).sum(axis=1) + 1).max() == 4  # DeepSeek's limit
 
 
-@settings(max_examples=examples(80), deadline=None)
-@given(
+@tried(
+    80,
     st.sampled_from(("dispatch", "combine")),
     st.sampled_from(("node", "copies")),
     st.sampled_from((1, 2, 3, 4, 6, 8, 40)),

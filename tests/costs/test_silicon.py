@@ -5,7 +5,6 @@ from itertools import product
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.catalogue import cluster_presets, gpu, gpu_types, model_presets, packaged
@@ -18,7 +17,7 @@ from engine.costs.scaled import Scaled
 from engine.costs.silicon import GEMM_DTYPES, LEFT_OUT_ERROR, MACHINES, collective_table, gemm_table, measured_counts
 from engine.errors import InputError
 from engine.simulate.flows import all_to_all
-from tests.cases.examples import examples
+from tests.cases.examples import tried
 from tests.cases.refusals import refusal
 from tests.costs.silicon import needs_tables
 from tests.costs.source_errors import left_out_errors
@@ -107,23 +106,6 @@ def test_measured_gemms_are_met_but_where_more_rows_were_faster(kind):
         assert np.isclose(seconds, measured, rtol=1e-12).any()
 
 
-@needs_tables
-@settings(max_examples=examples(60), deadline=None)
-@given(st.integers(1, 40_000), st.integers(8, 100_000), st.integers(8, 100_000))
-def test_between_sizes_a_gemm_lies_between_its_corners(m, n, k):
-    table = gemm_table(MACHINES["H100"].folder, "bfloat16")
-
-    def around(sizes, size):
-        upper = np.clip(np.searchsorted(sizes, size), 1, len(sizes) - 1)
-        return slice(upper - 1, upper + 1)
-
-    rows, shapes = around(table.m, m), table.seconds[:, around(table.n, n), around(table.k, k)]
-    beyond = np.prod([max(size / sizes[-1], 1) for size, sizes in ((m, table.m), (n, table.n), (k, table.k))])
-    seconds = float(COST.gemm(gpu("H100"), m, n, k, "bf16")) / beyond
-    # Later rows count below: a shape that dips there brings its earlier times down.
-    assert shapes[rows.start :].min() * (1 - 1e-9) <= seconds <= shapes[rows].max() * (1 + 1e-9)
-
-
 def test_a_power_law_is_interpolated_exactly():
     m, n, k = (2.0 ** np.arange(5) for _ in range(3))
     table = GemmTable(m, n, k, 3e-6 * m[:, None, None] ** 0.5 * n[:, None] * k**2)
@@ -137,8 +119,8 @@ def test_a_power_law_is_interpolated_exactly():
 
 
 @needs_tables
-@settings(max_examples=examples(60), deadline=None)
-@given(
+@tried(
+    60,
     st.sampled_from(list(MACHINES)),
     st.lists(st.floats(0, 50_000), min_size=2, max_size=30),
     st.integers(8, 20_000),
@@ -165,20 +147,10 @@ def test_the_error_that_the_source_states_was_measured():
 def test_larger_gemms_are_several_of_the_largest_and_sixteen_bit_floats_stand_for_each_other():
     card = gpu("H100")
     assert float(COST.gemm(card, 100, 512, 512, "fp16")) == float(COST.gemm(card, 100, 512, 512, "bf16"))
+    assert float(COST.memory_pass(card, 1e9)) == float(Datasheet().memory_pass(card, 1e9))
     once = float(COST.gemm(card, 32768, 4096, 65536, "bf16"))
     for m, n, k, times in ((327680, 4096, 65536, 10), (32768, 4096, 655360, 10), (65536, 4096, 131072, 4)):
         assert float(COST.gemm(card, m, n, k, "bf16")) == pytest.approx(times * once)
-
-
-@needs_tables
-def test_an_expert_and_a_gate_are_timed_and_memory_is_the_datasheets():
-    model = model_presets()["Mixtral-8x7B"].model if "Mixtral-8x7B" in model_presets() else None
-    model = model or next(iter(model_presets().values())).model
-    card = gpu("H100")
-    ffn = COST.expert_ffn(card, np.array([0.0, 1.0, 4096.0]), model)
-    assert ffn[0] == 0 < ffn[1] < ffn[2]
-    assert float(COST.gate(card, 64.0, model)) > 0
-    assert float(COST.memory_pass(card, 1e9)) == float(Datasheet().memory_pass(card, 1e9))
 
 
 # Collectives
@@ -326,14 +298,10 @@ def test_it_stands_in_for_the_experts_alone():
 
 
 @needs_tables
-def test_gpus_that_only_the_package_has_have_their_kernels():
+def test_gpus_that_only_the_package_has_have_their_kernels_and_what_was_not_measured_is_named():
     tokens = np.array([16.0])
     here, faster = (kernel_table(kind, QWEN, "decode").seconds(tokens, 16)[0] for kind in ("H200", "GB200"))
     assert here / 3 < faster < here
-
-
-@needs_tables
-def test_what_was_not_measured_is_named():
     assert kernel_table("V100-32", DEEPSEEK, "decode") is None
     alpha = model_presets()["tiny-moe-alpha"].model
     assert kernel_table("H200", alpha, "decode") is None
@@ -378,16 +346,6 @@ def test_a_complete_grid_is_recognised_in_any_order_and_anything_else_is_none():
     assert [GemmTable.of(points) for points in (missing, twice, one_n, diagonal)] == [None] * 4
 
 
-def test_measured_times_on_a_grid_are_interpolated_between_shapes():
-    cost = profiled(POINTS)
-    m = np.array([1.0, 3.0, 20.0, 64.0])
-    for n, k in ((16, 32), (100, 32), (77, 500), (512, 1024)):
-        assert cost.gemm(GPU, m, n, k, "bf16") == pytest.approx(power_law(m, n, k))
-    assert float(cost.gemm(GPU, 0.0, 77, 500, "bf16")) == 0.0
-    # Wider than anything measured: at the edge's throughput.
-    assert float(cost.gemm(GPU, 8, 1024, 128, "bf16")) == pytest.approx(2 * power_law(8, 512, 128))
-
-
 def test_a_size_measured_several_times_counts_by_its_median_and_the_grid_stays_one():
     bumpy = [(m, n, k, seconds * (5 if m == 8 else 1)) for m, n, k, seconds in POINTS]
     seconds = profiled(bumpy).gemm(GPU, np.geomspace(1, 200, 50), 100, 100, "bf16")
@@ -400,9 +358,7 @@ def test_a_size_measured_several_times_counts_by_its_median_and_the_grid_stays_o
 def test_far_more_rows_than_measured_are_refused():
     cost = profiled(POINTS)
     assert float(cost.gemm(GPU, REACH * 64, 16, 32, "bf16")) == pytest.approx(REACH * power_law(64, 16, 32))
-    with pytest.raises(InputError, match="measured up to m = 64 and 320 is asked for") as caught:
-        cost.gemm(GPU, 5 * 64, 16, 32, "bf16")
-    assert "\n" not in str(caught.value)
+    assert "measured up to m = 64 and 320 is asked for" in refusal(cost.gemm, GPU, 5 * 64, 16, 32, "bf16")
 
 
 def test_shapes_that_form_no_grid_keep_to_the_nearest():

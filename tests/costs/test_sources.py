@@ -199,15 +199,6 @@ def test_errors_of_every_source_are_finite_and_where_they_should_be():
     assert mean["GEMM", "profiled"] < 0.1
 
 
-@needs_tables
-def test_predictions_are_held_against_sizes_that_were_not_learned():
-    errors = cross_errors(["H100"]).set_index(["operation", "source"])
-    inside, learned = 73 * 21 * 21, 37 * 11 * 11  # of 74 × 22 × 22; even places end before the last
-    assert errors.points["GEMM", "α–β"] == errors.points["GEMM", "profiled"] == inside - learned
-    assert errors["mean"]["GEMM", "profiled"] > 0.01
-    assert errors.points["all-reduce", "profiled"] == 3 * 10
-
-
 def test_sources_of_one_name_but_other_numbers_are_told_apart():
     def times(seconds: float) -> Profiled:
         points = ((1e6, seconds), (2e6, 2 * seconds))

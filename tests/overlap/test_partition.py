@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from engine.errors import IllegalError, InputError
-from engine.overlap.partition import Range, group_starts, partition
+from engine.errors import IllegalError
+from engine.overlap.partition import group_starts, partition
 from engine.overlap.stage_pipeline import ChainInstance, overlap_bound
 from engine.result import Result, Status
 from tests.cases.examples import tried
+from tests.cases.refusals import refusal
 from tests.oracles.order_search import best_order_seconds, range_seconds
 from tests.oracles.overlapping import check_partition
 
@@ -23,7 +24,7 @@ COMP, COMM = False, True
 def chains(draw, ops: int = 7, parts: int = 3) -> ChainInstance:
     """A random chain; parts cost a little more than their share, some operators cannot be cut, some ranges neither."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    count, most = draw(st.integers(1, ops)), draw(st.integers(1, parts))
+    count, most = (int(rng.integers(1, largest + 1)) for largest in (ops, parts))  # drawn by hypothesis most would be 1 or 2
     whole = rng.integers(0, 12, count) if draw(st.booleans()) else rng.random(count) * 10.0 ** rng.integers(-2, 2)
     times = whole[:, None] / np.arange(1, most + 1) + draw(st.sampled_from([0.0, 0.02, 0.3]))
     times *= rng.uniform(0.8, 1.2, times.shape)
@@ -66,21 +67,6 @@ def cost_of(part_range: tuple[int, int, int], instance: ChainInstance, max_range
     return whole - instance.times[:first, 0].sum() - instance.times[last + 1 :, 0].sum()
 
 
-def test_a_pipeline_by_hand():
-    # Two parts: 1 and 1 | 2 and 2 | 1 and 1. The network works from 1 to 5, then the last part's 1: 6 instead of 8.
-    instance = ChainInstance([COMP, COMM, COMP], [[2, 1], [4, 2], [2, 1]])
-    result = partition(instance)
-    assert result.solution == (Range(0, 2, 2),)
-    assert result.objective == range_seconds(instance, 0, 2, 2) == result.bound == overlap_bound(instance) == 6
-    assert range_seconds(instance, 0, 2, 1) == instance.sequential == 8
-
-
-def test_stage_major_order_waits_for_all_parts_of_the_stage_before():
-    # c-m-c in two parts of 5, 1, 5: the second computation waits for both parts of the first although its input is there.
-    instance = ChainInstance([COMP, COMM, COMP], [[10, 5], [2, 1], [10, 5]])
-    assert range_seconds(instance, 0, 2, 2) == 5 + 5 + 1 + 4 + 5
-
-
 @tried(60, chains(ops=14, parts=6), st.data())
 def test_a_range_takes_as_long_as_its_replay(instance, data):
     first = data.draw(st.integers(0, instance.ops - 1))
@@ -92,9 +78,10 @@ def test_a_range_takes_as_long_as_its_replay(instance, data):
                 assert seconds == pytest.approx(cost_of((first, last, parts), instance, None), rel=1e-9, abs=1e-9)
 
 
-@tried(100, chains(), st.one_of(st.none(), st.integers(1, 4)))
-def test_nothing_beats_the_answer(instance, max_range):
-    result = partition(instance, max_range=max_range)
+@tried(200, chains(), st.one_of(st.none(), st.integers(1, 4)), st.sampled_from((None, 1, 2)))
+def test_nothing_beats_the_answer(instance, max_range, max_parts):
+    result = partition(instance, max_range=max_range, max_parts=max_parts)
+    instance = ChainInstance(instance.network, instance.times[:, :max_parts], instance.latest_last)
     assert result.objective == pytest.approx(worth_of(result, instance, max_range), rel=1e-9)
     expected = best_by_trying_all(instance, range(1, instance.ops), max_range)
     assert result.objective == pytest.approx(expected, rel=1e-9, abs=1e-9)
@@ -128,30 +115,6 @@ def test_groups_are_full_but_not_overfull(instance, group_seconds):
         assert len(set(instance.network[first:end])) == 1
         if end < instance.ops and instance.network[end] == instance.network[first]:
             assert whole[first : end + 1].sum() > group_seconds * (1 - 1e-9)
-
-
-@tried(60, chains(ops=20, parts=6))
-def test_more_freedom_never_hurts(instance):
-    def least(**options) -> float:
-        return partition(instance, **options).objective
-
-    by_parts = [least(max_parts=parts) for parts in range(1, instance.max_parts + 1)]
-    by_range = [least(max_range=most) for most in range(1, instance.ops + 1)]
-    assert by_parts[0] == pytest.approx(instance.sequential)
-    for less, more in [*pairwise(by_parts), *pairwise(by_range)]:
-        assert more <= less * (1 + 1e-12)
-    assert by_range[-1] == by_parts[-1] <= instance.sequential * (1 + 1e-12)
-    free = ChainInstance(instance.network, instance.times)
-    assert partition(free).objective <= least() * (1 + 1e-12)
-
-
-@tried(60, chains(ops=20, parts=6), st.floats(1e-6, 1e6))
-def test_the_answer_scales_with_the_times_and_two_streams_swapped_take_as_long(instance, factor):
-    objective = partition(instance).objective
-    scaled = ChainInstance(instance.network, instance.times * factor, instance.latest_last)
-    assert partition(scaled).objective == pytest.approx(objective * factor, rel=1e-9)
-    swapped = ChainInstance(~instance.network, instance.times, instance.latest_last)
-    assert partition(swapped).objective == objective
 
 
 @tried(60, chains(ops=20, parts=6), st.integers(0, 20))
@@ -207,19 +170,6 @@ def test_no_interleaving_beats_the_order_search(count, parts, instances):
         assert best_order_seconds(stages, parts) == pytest.approx(expected, rel=1e-12)
 
 
-def test_stage_major_is_best_round_the_experts_and_not_for_longer_ranges():
-    rng = np.random.default_rng(0)
-    worse = {3: 0, 5: 0}
-    for _ in range(100):
-        for count, parts in ((3, 2), (3, 3), (5, 2), (5, 3)):
-            stages = rng.random(count)
-            chain = ChainInstance(np.arange(count) % 2 == 0, np.repeat(stages[:, None], parts, axis=1))
-            stage_major, best = range_seconds(chain, 0, count - 1, parts), best_order_seconds(stages.tolist(), parts)
-            assert best <= stage_major * (1 + 1e-12)
-            worse[count] += stage_major > best * (1 + 1e-9)
-    assert worse[3] == 0 and worse[5] > 0
-
-
 @pytest.mark.parametrize(
     ("build", "message"),
     [
@@ -235,9 +185,7 @@ def test_stage_major_is_best_round_the_experts_and_not_for_longer_ranges():
     ],
 )
 def test_bad_input_is_said(build, message):
-    with pytest.raises(InputError, match=message) as refusal:
-        build()
-    assert "\n" not in str(refusal.value)
+    assert message in refusal(build)
 
 
 @pytest.mark.parametrize(

@@ -136,14 +136,6 @@ def test_a_gate_that_decides_on_parts_lets_the_whole_forward_pass_be_cut(gate):
     assert latest_last(MODEL, gate).tolist() == [len(MODEL) - 2] * len(MODEL)
 
 
-def test_batch_prioritised_routing_is_cut_only_behind_the_gate():
-    gates = [op for op, kind in enumerate(MODEL) if kind == "gate"]
-    latest = latest_last(MODEL, "batch-prioritised").tolist()
-    assert latest[: gates[0] + 1] == [gates[0] - 1] * (gates[0] + 1)
-    assert latest[gates[0] + 1 : gates[1] + 1] == [gates[1] - 1] * (gates[1] - gates[0])
-    assert latest[gates[1] + 1 :] == [len(MODEL) - 2] * (len(MODEL) - gates[1] - 1)
-
-
 @pytest.mark.parametrize("gate", ["switch", "batch-prioritised"])
 def test_the_latest_end_is_that_of_trying_every_range(gate):
     model = ("embedding", *DENSE, *MOE, *HEAD)
@@ -187,20 +179,6 @@ def test_labels_equal_a_search_per_pair(nodes, density, seed):
     assert allowed.dtype == bool and allowed.shape == (len(weight_gradients), len(alltoalls))
     reached = {node: nx.descendants(graph, node) for node in chosen}
     assert allowed.tolist() == [[a not in reached[w] and w not in reached[a] for a in alltoalls] for w in weight_gradients]
-
-
-def test_labels_of_a_backward_pass():
-    """Two layers, last first: dX through experts and all-to-alls; a dW hangs on its layer's dY and nothing waits for it."""
-    graph = nx.DiGraph()
-    nx.add_path(graph, ["combine 2", "dX experts 2", "dispatch 2", "dX attention 2", "combine 1", "dX experts 1"])
-    graph.add_edge("combine 2", "dW experts 2")
-    graph.add_edge("dispatch 2", "dW attention 2")
-    graph.add_edge("combine 1", "dW experts 1")
-    allowed = overlappable(graph, ["combine 2", "dispatch 2", "combine 1"], ["dW experts 2", "dW attention 2", "dW experts 1"])
-    assert allowed.astype(int).tolist() == [[0, 1, 1], [0, 0, 1], [0, 0, 0]]
-    # The gradient's use in an optimiser step before an all-to-all would tie them in the other direction.
-    graph.add_edge("dW experts 2", "combine 1")
-    assert not overlappable(graph, ["combine 1"], ["dW experts 2"]).any()
 
 
 def test_labels_of_a_large_graph():

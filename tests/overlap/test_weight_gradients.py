@@ -159,13 +159,6 @@ def test_states_that_were_dropped_leave_no_proof():
     assert schedule_weight_gradients(crossing).objective == 2
 
 
-def test_states_look_at_every_division_that_may_be_best():
-    for dw in ([9.5, 0.7], [0.7, 9.5], [5.0, 4.9, 0.2], [9.9, 9.8]):
-        instance = WeightGradientInstance(np.array([10.0]), np.array(dw), np.ones((len(dw), 1)))
-        alltoall_of_dw, _ = best_nested(instance, 0.0, 100, never)
-        assert worth(instance, alltoall_of_dw) == 10
-
-
 @pytest.mark.parametrize("unit", [1e-9, 1e-15, 1e-100, 1e-290])
 def test_durations_that_cannot_count_take_no_precision(unit):
     """Only CP-SAT proves this one; an all-to-all nothing may run under, and a dW nowhere allowed, may last for ever."""
@@ -186,40 +179,6 @@ def test_the_cut_is_the_maximum_flow(instance):
     assert cut_bound(instance) == pytest.approx(splittable(instance), rel=1e-7, abs=1e-9)
 
 
-def test_the_cut_is_the_maximum_flow_of_a_backward_pass():
-    for seed, ratio in enumerate((0.7, 0.97, 1.0, 1.04, 1.2)):
-        instance = backward_pass(12, seed, ratio)
-        assert cut_bound(instance) == pytest.approx(splittable(instance), rel=1e-8)
-
-
-@tried(40, instances(), st.integers(0, 2**32 - 1))
-def test_more_dw_and_more_freedom_never_hurt(instance, seed):
-    rng = np.random.default_rng(seed)
-    objective = schedule_weight_gradients(instance).objective
-    assert objective <= min(instance.alltoall.sum(), instance.dw[instance.allowed.any(axis=1)].sum()) * (1 + EXACT)
-    freer = instance.allowed.copy()
-    freer[rng.integers(len(instance.dw)), rng.integers(len(instance.alltoall))] = True
-    freer = WeightGradientInstance(instance.alltoall, instance.dw, freer)
-    assert schedule_weight_gradients(freer).objective >= objective * (1 - ROUNDED)
-    row = rng.random((1, len(instance.alltoall))) < 0.5
-    more = np.append(instance.dw, rng.exponential())
-    more = WeightGradientInstance(instance.alltoall, more, np.vstack([instance.allowed, row]))
-    assert schedule_weight_gradients(more).objective >= objective * (1 - ROUNDED)
-
-
-@tried(40, instances(), st.integers(0, 2**32 - 1), st.sampled_from([1e-9, 1e-3, 7.0, 1e200]))
-def test_names_and_units_do_not_matter(instance, seed, unit):
-    rng = np.random.default_rng(seed)
-    objective = schedule_weight_gradients(instance).objective
-    dw, alltoall = rng.permutation(len(instance.dw)), rng.permutation(len(instance.alltoall))
-    renamed = WeightGradientInstance(
-        instance.alltoall[alltoall] * unit, instance.dw[dw] * unit, instance.allowed[np.ix_(dw, alltoall)]
-    )
-    result = schedule_weight_gradients(renamed)
-    assert result.status is Status.OPTIMAL
-    assert result.objective == pytest.approx(objective * unit, rel=ROUNDED)
-
-
 @tried(60, instances(alltoalls=4, dws=10))
 def test_no_dw_runs_under_an_alltoall_for_nothing(instance):
     for limits in (Limits(), Limits(exact=False)):
@@ -230,12 +189,7 @@ def test_no_dw_runs_under_an_alltoall_for_nothing(instance):
             assert instance.dw[others == j].sum() < instance.alltoall[j] and instance.dw[dw] > 0
 
 
-def test_a_dw_beyond_what_is_needed_stays_out():
-    instance = WeightGradientInstance(np.array([3.0, 0.0]), np.array([2.0, 2, 2, 0]), np.ones((4, 2)))
-    result = schedule_weight_gradients(instance)
-    assert (result.objective, np.count_nonzero(result.solution == 0)) == (3, 2)
-    assert (result.solution == 1).sum() == 0 and result.solution[3] == -1
-    # The longest that can be spared goes first.
+def test_the_longest_dw_that_can_be_spared_goes_first():
     instance = WeightGradientInstance(np.array([5.0]), np.array([3.0, 5, 2]), np.ones((3, 1)))
     assert without_idle(instance, np.zeros(3, dtype=np.int64)).tolist() == [0, -1, 0]
 
@@ -268,14 +222,6 @@ def test_sums_of_several_are_looked_for_at_once():
     instance = WeightGradientInstance(np.array([10.0]), np.array([9.0, 4, 6, 3]), np.ones((4, 1)))
     assert best_fit(instance).tolist() == [0, -1, -1, 0]
     assert closest_sums(instance).tolist() == [-1, 0, 0, -1]
-    # More than twice the time covers it as well, where nothing else does.
-    assert closest_sums(WeightGradientInstance(np.ones(1), np.array([3.0]), np.ones((1, 1)))).tolist() == [0]
-    # Of 9 and 11, equally close, the one that covers it.
-    instance = WeightGradientInstance(np.array([10.0]), np.array([9.0, 11]), np.ones((2, 1)))
-    assert closest_sums(instance).tolist() == [-1, 0]
-    # The all-to-all with less choice comes first.
-    instance = WeightGradientInstance(np.array([4.0, 4]), np.array([4.0, 3]), np.array([[1, 1], [1, 0]]))
-    assert closest_sums(instance).tolist() == [1, 0]
 
 
 def test_search_gets_near_the_flow():

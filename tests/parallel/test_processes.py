@@ -56,7 +56,6 @@ def test_answers_come_in_order_from_several_processes_and_none_stays():
     assert not workers()
     finished = [count for count, _ in seen]
     assert finished == sorted(finished) and seen[0] == (0, 0) and finished[-1] >= 38
-    assert all(0 <= count <= awaited_for for (count, awaited_for) in seen[:1])
 
 
 @pytest.mark.parametrize(("processes_that_fit", "points", "started"), [(0.5, 9, 1), (2.5, 9, 2), (99, 9, 4), (99, 3, 3)])

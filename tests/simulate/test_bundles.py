@@ -9,7 +9,6 @@ from unittest import mock
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.compare.figures import metrics
@@ -25,12 +24,11 @@ from engine.systems import SYSTEMS, run
 from engine.systems.pieces import linear_placement
 from engine.timeline import Timeline, unions
 from engine.workload import RoutingTrace
-from tests.cases.examples import examples
-from tests.cases.launch_plans import plan_with
-from tests.cases.simulations import planned
+from tests.cases.examples import tried
+from tests.cases.simulations import coherent_plans, planned
 from tests.cases.two_models import pair_of_samples, plan_of, planned_pairs
 from tests.oracles.plans import check_timeline
-from tests.strategies import cluster_of, make_gpu, make_model, placements, problems, seeds
+from tests.strategies import cluster_of, make_gpu, make_model, seeds
 
 
 @contextmanager
@@ -40,16 +38,7 @@ def bundling() -> Iterator[None]:
         yield
 
 
-@st.composite
-def coherent(draw) -> tuple[Plan, Problem]:
-    """A pass that ends with an all-gather."""
-    problem = draw(problems())
-    sizes = (problem.workload.layers, problem.workload.num_experts, len(problem.cluster.gpus))
-    placement = draw(placements(*sizes, replicas=False))
-    return plan_with(placement, execution="context-coherent"), problem
-
-
-cases = st.one_of(planned(), coherent(), planned_pairs())
+cases = st.one_of(planned(), coherent_plans(), planned_pairs())
 
 
 def both(plan: Plan, problem: Problem) -> tuple[Timeline, Timeline]:
@@ -59,8 +48,7 @@ def both(plan: Plan, problem: Problem) -> tuple[Timeline, Timeline]:
         return whole, simulate(plan, problem)
 
 
-@settings(max_examples=examples(80), deadline=None)
-@given(cases)
+@tried(80, cases)
 def test_no_figure_tells_bundles_from_sends_and_they_survive_json_and_the_data_folder(case):
     whole, folded = both(*case)
     save_timeline("b" * 64, folded)
@@ -86,8 +74,7 @@ def test_no_figure_tells_bundles_from_sends_and_they_survive_json_and_the_data_f
         assert check_timeline(folded, *case) == folded.total
 
 
-@settings(max_examples=examples(60), deadline=None)
-@given(cases)
+@tried(60, cases)
 def test_a_bundle_is_a_stretch_without_a_gap_and_bytes_are_kept(case):
     whole, folded = both(*case)
     keys, gpus = ["model", "layer", "kind"], len(whole.resources)
@@ -109,8 +96,7 @@ def test_a_bundle_is_a_stretch_without_a_gap_and_bytes_are_kept(case):
     assert len(steps) == sends.groupby(keys, observed=True).ngroups
 
 
-@settings(max_examples=examples(60), deadline=None)
-@given(cases, st.data())
+@tried(60, cases, st.data())
 def test_the_sends_of_chosen_layers_are_those_of_the_whole(case, data):
     plan, problem = case
     whole, folded = both(plan, problem)
@@ -140,32 +126,25 @@ def test_a_gpu_that_aggregates_nothing_waits_for_the_combine_of_the_first_model(
     pd.testing.assert_frame_equal(again.events, whole.layers(1, 1).events, rtol=1e-12, atol=1e-15)
 
 
-@pytest.mark.parametrize("changed", [["start", "end"], ["bytes"], ["end"], []], ids=["early", "lost", "short", "missing"])
-def test_bundles_that_are_not_the_sends_are_noticed(changed):
+def test_bundles_begin_above_a_stated_number_of_pairs_and_what_is_not_the_sends_is_noticed():
     problem = pair_of_samples()
     plan = run(SYSTEMS["linear"], problem).result.solution
-    _, folded = both(plan, problem)
+    whole, folded = both(plan, problem)
+    pairs = int((whole.events["stream"] == "network").sum())
+    for most, bundled in ((pairs, False), (pairs - 1, True)):
+        with mock.patch.object(events, "MOST_SENDS", most):
+            assert simulate(plan, problem).bundled is bundled
     check_timeline(folded, plan, problem)
-    table = folded.events.copy()
-    row = table.index[(table["kind"] == "dispatch") & (table["layer"] == 1)][1]
-    table.loc[row, changed] *= 0.99
-    table = table if changed else table.drop(index=row)
-    with pytest.raises(IllegalError, match="the bundles of dispatch are not its sends"):
-        check_timeline(replace(folded, events=table), plan, problem)
+    for changed in (["start", "end"], ["bytes"], ["end"], []):  # early, lost, short and missing
+        table = folded.events.copy()
+        row = table.index[(table["kind"] == "dispatch") & (table["layer"] == 1)][1]
+        table.loc[row, changed] *= 0.99
+        table = table if changed else table.drop(index=row)
+        with pytest.raises(IllegalError, match="the bundles of dispatch are not its sends"):
+            check_timeline(replace(folded, events=table), plan, problem)
 
 
-def test_bundles_begin_above_a_stated_number_of_pairs():
-    problem = pair_of_samples()
-    plan = run(SYSTEMS["linear"], problem).result.solution
-    pairs = int((simulate(plan, problem).events["stream"] == "network").sum())
-    with mock.patch.object(events, "MOST_SENDS", pairs):
-        assert not simulate(plan, problem).bundled
-    with mock.patch.object(events, "MOST_SENDS", pairs - 1):
-        assert simulate(plan, problem).bundled
-
-
-@settings(max_examples=examples(100), deadline=None)
-@given(seeds, st.integers(0, 40), st.integers(1, 5))
+@tried(100, seeds, st.integers(0, 40), st.integers(1, 5))
 def test_unions_are_those_of_every_lane_on_its_own(seed, count, lanes):
     rng = np.random.default_rng(seed)
     start = rng.integers(0, rng.choice([1, 5, 30]), count).astype(float)  # many that touch or start together

@@ -1,12 +1,10 @@
 """Two models on the same GPUs: the order of computation, the waits, closed forms, and the bound."""
 
-import time
 from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import InputError
@@ -14,11 +12,10 @@ from engine.network import Network, off_diagonal
 from engine.plan import SendOrder
 from engine.simulate.colocated import ExpertSeconds, colocated_bound, colocated_timeline, layer_weight
 from engine.simulate.events import EventLog
-from engine.simulate.flows import all_to_all
 from engine.simulate.serving import bound_of_two_batches, log_two_batches
 from engine.simulate.work import Work
 from engine.timeline import COLUMNS
-from tests.cases.examples import examples
+from tests.cases.examples import examples, tried
 from tests.cases.flows import fabric, schedule_for
 from tests.strategies import networks, seeds
 
@@ -68,8 +65,7 @@ def bound_of(case: tuple) -> float:
     return colocated_bound(*case[:4], case[6])
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(cases())
+@tried(100, cases())
 def test_every_rule_of_the_pipeline_and_the_bound(case):
     """Walks through the events: one computation at a time and in order, every wait kept, nobody waits without cause."""
     compute_a, compute_b, traffic_a, traffic_b, _, _, network = case
@@ -110,8 +106,7 @@ def test_every_rule_of_the_pipeline_and_the_bound(case):
 ALL_TO_ALLS = (("dispatch", 0), ("dispatch", 1), ("combine", 0), ("combine", 1))
 
 
-@settings(max_examples=examples(60), deadline=None)
-@given(cases(), st.sets(st.sampled_from(ALL_TO_ALLS[1:])))
+@tried(60, cases(), st.sets(st.sampled_from(ALL_TO_ALLS[1:])))
 def test_what_goes_in_turn_starts_when_the_one_before_has_ended_and_no_later(case, turns):
     feeds = {"dispatch": "gate", "combine": "ffn"}
     compute = tuple({step: seconds + 1e-4 for step, seconds in of_model.items()} for of_model in case[:2])
@@ -127,8 +122,7 @@ def test_what_goes_in_turn_starts_when_the_one_before_has_ended_and_no_later(cas
             ended = sends["end"].max() if len(sends) else start
 
 
-@settings(max_examples=examples(60), deadline=None)
-@given(cases(modes=("matched",)))
+@tried(60, cases(modes=("matched",)))
 def test_the_bound_is_met_where_one_model_has_no_traffic(case):
     compute_a, compute_b, traffic_a, traffic_b, order_a, _, network = case
     linked = np.zeros(network.gpus)
@@ -215,49 +209,6 @@ def test_table_2_where_no_two_collectives_overlap():
     assert kept > draws / 5 and len(ways) >= 4
 
 
-def test_a_model_alone_runs_step_by_step():
-    rng = np.random.default_rng(7)
-    network = fabric(rng.uniform(1, 2, 3), latency=0.01)
-    compute = {step: rng.exponential(1.0, (2, 3)) for step in STEPS}
-    dispatch = rng.exponential(1.0, (2, 3, 3))
-    silent = {step: np.zeros((2, 3)) for step in STEPS}, (np.zeros((2, 3, 3)),) * 2
-    plain = SendOrder(mode="concurrent")
-    events = colocated_timeline(compute, silent[0], (dispatch, dispatch), silent[1], plain, plain, network)
-    # Barriers only at the all-to-alls: aggregation and the next gate follow each other on each GPU.
-    lane = np.zeros(3)
-    for layer in range(2):
-        both = all_to_all("concurrent", None, dispatch[layer], network).seconds
-        lane = (lane + compute["gate"][layer]).max() + both + compute["ffn"][layer]
-        lane = lane.max() + both + compute["aggregate"][layer]
-    assert total(events) == pytest.approx(lane.max(), rel=1e-9)
-    assert set(events["model"]) == {0}
-
-
-@settings(max_examples=examples(40), deadline=None)
-@given(cases(modes=("concurrent",)), st.sampled_from((0.25, 4.0)), seeds)
-def test_units_and_names_of_gpus_do_not_matter(case, factor, seed):
-    compute_a, compute_b, traffic_a, traffic_b, order_a, order_b, network = case
-    before, floor = total(colocated_timeline(*case)), bound_of(case)
-
-    slow = replace(network, latency=factor * network.latency, link_latency=factor * network.link_latency)
-    computes = [{step: factor * seconds for step, seconds in compute.items()} for compute in (compute_a, compute_b)]
-    traffic = [tuple(factor * matrices for matrices in both) for both in (traffic_a, traffic_b)]
-    assert total(colocated_timeline(*computes, *traffic, order_a, order_b, slow)) == pytest.approx(factor * before)
-    assert colocated_bound(*computes, *traffic, slow) == pytest.approx(factor * floor)
-
-    names = np.random.default_rng(seed).permutation(network.gpus)
-    renamed = Network(
-        *(getattr(network, port)[names] for port in ("send", "receive", "link", "node")),
-        network.latency,
-        network.link_latency[names],
-        network.share,
-    )
-    computes = [{step: seconds[:, names] for step, seconds in compute.items()} for compute in (compute_a, compute_b)]
-    traffic = [tuple(matrices[:, names][:, :, names] for matrices in both) for both in (traffic_a, traffic_b)]
-    assert total(colocated_timeline(*computes, *traffic, order_a, order_b, renamed)) == pytest.approx(before)
-    assert colocated_bound(*computes, *traffic, renamed) == pytest.approx(floor)
-
-
 def test_a_shared_order_and_unequal_layers_are_refused():
     network, rng = fabric([1.0, 1.0]), np.random.default_rng(0)
     (compute_a, traffic_a), (compute_b, traffic_b) = (model(rng, network, layers) for layers in (1, 2))
@@ -297,27 +248,6 @@ def test_layer_weight_of_one_model_alone_and_of_computation_alone():
     np.testing.assert_allclose(layer_weight(*quiet), busy[0][:, :, None] + busy[1][:, None, :])
 
 
-@settings(max_examples=examples(30), deadline=None)
-@given(seeds)
-def test_layer_weight_never_falls_when_a_time_grows_and_scales(seed):
-    rng = np.random.default_rng(seed)
-    a, b = expert_seconds(rng, 3, 3), expert_seconds(rng, 3, 3)
-    weight = layer_weight(a, b)
-    for name in ("gate", "aggregate", "ffn", "send", "receive"):
-        longer = replace(a, **{name: getattr(a, name) + rng.random(getattr(a, name).shape)})
-        assert np.all(layer_weight(longer, b) >= weight)
-    twice = [replace(seconds, **{name: 2 * getattr(seconds, name) for name in vars(seconds)}) for seconds in (a, b)]
-    np.testing.assert_allclose(layer_weight(*twice), 2 * weight)
-
-
-@pytest.mark.clock
-def test_layer_weight_of_64_is_quick():
-    a, b = (expert_seconds(np.random.default_rng(seed), 64, 64) for seed in (0, 1))
-    start = time.perf_counter()
-    assert layer_weight(a, b).shape == (64, 64, 64)
-    assert time.perf_counter() - start < 2
-
-
 CONCURRENT = SendOrder(mode="concurrent")
 
 
@@ -352,16 +282,7 @@ def test_all_that_travels_in_the_middle_hides_under_computation_as_long():
     assert run(work, 2.0, network).end.max() == pytest.approx(3 * 2 * (2 + 2) + 2)
 
 
-def test_a_combine_hides_under_the_next_layers_attention():
-    work, network = pair(1.0, layers=2, ffn=4.0)
-    events = run(work, 4.0, network)
-    combine = events[(events.kind == "combine") & (events.layer == 0) & (events.model == 1)]
-    attention = events[(events.kind == "dense") & (events.layer == 1) & (events.model == 0)]
-    assert attention.start.min() <= combine.start.min() < combine.end.max() <= attention.end.max()
-
-
-@settings(deadline=None, max_examples=examples(60))
-@given(networks(), seeds, st.sampled_from(MODES), st.integers(1, 3), st.sampled_from((0.0, 1e-3)))
+@tried(60, networks(), seeds, st.sampled_from(MODES), st.integers(1, 3), st.sampled_from((0.0, 1e-3)))
 def test_rules_and_bound_hold_on_any_network(network, seed, mode, layers, beside):
     rng = np.random.default_rng(seed)
     compute, traffic = model(rng, network, layers)

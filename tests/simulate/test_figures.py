@@ -5,8 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from engine.compare.figures import Metrics, balance_of, metrics, migration, proof_of_plan
 from engine.costs import Datasheet
@@ -17,12 +15,12 @@ from engine.systems import SYSTEMS, run
 from engine.training import TrainingStep
 from engine.units import share
 from engine.workload import ExpertLoad, RoutingTrace
-from tests.cases.examples import examples
+from tests.cases.examples import tried
 from tests.cases.launch_plans import plan_with
 from tests.cases.samples import chained, problem_of
-from tests.cases.simulations import coherent
+from tests.cases.simulations import coherent, planned
 from tests.cases.training import plan_of as step_plan
-from tests.strategies import cluster_of, make_gpu, make_model, placements, problems
+from tests.strategies import cluster_of, make_gpu, make_model
 
 ANY, OWN = "placement and order", "order"
 
@@ -136,17 +134,6 @@ def balance_problem(**more):
 BLOCKS = ((0, 1), (2, 3))
 
 
-def test_one_copy_of_every_expert_and_replicas_that_share_its_tokens():
-    """Seven and one token in layer 0, five and three in layer 1; of 4 each, were they even."""
-    plan = plan_of(BLOCKS, BLOCKS)
-    assert balance_of(plan, balance_problem()).overload == pytest.approx((7 / 4, 5 / 4))
-    figures = metrics(plan, balance_problem())
-    assert figures.balance.mean == 1.5 and figures.balancedness == pytest.approx((4 / 7 + 4 / 5) / 2)
-    # Three of expert 0's six tokens go to the second GPU: four each. In layer 1 six and two.
-    replicated = plan_of(((0, 1), (0, 2, 3)), ((0, 1, 3), (2,)))
-    assert balance_of(replicated, balance_problem()).overload == pytest.approx((1, 6 / 4))
-
-
 def test_two_models_one_after_the_other():
     second = RoutingTrace("second", TOKENS[::-1, ::-1, None].copy(), 4)
     pair = balance_problem(second=(second, make_model(2, 4)))
@@ -167,21 +154,7 @@ def test_a_training_step_with_recorded_routing():
     assert balance_of(plan, of_step).overload == pytest.approx((7 / 4, 5 / 4))
 
 
-def test_a_recording_of_nothing_is_even():
-    nothing = RoutingTrace("padding", np.full((3, 2, 1), -1, dtype=np.int16), 4)
-    balance = balance_of(plan_of(BLOCKS, BLOCKS), make_problem(nothing, TWO, make_model(2, 4), Datasheet()))
-    assert balance.overload == (1, 1) and balance.imbalance_ratio == 0
-
-
-@st.composite
-def planned(draw):
-    drawn = draw(problems())
-    layers, experts, gpus = drawn.workload.layers, drawn.workload.num_experts, len(drawn.cluster.gpus)
-    return plan_with(draw(placements(layers, experts, gpus))), drawn
-
-
-@given(planned())
-@settings(max_examples=examples(25), deadline=None)
+@tried(25, planned(modes=("concurrent",)))
 def test_the_same_with_and_without_a_simulation(case):
     plan, drawn = case
     figures = metrics(plan, drawn)

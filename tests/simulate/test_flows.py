@@ -1,81 +1,163 @@
-"""All-to-alls on the fabric: against a naive simulation and closed forms, and the changes that leave the time as it is."""
+"""All-to-alls on the fabric: exact flows against a plain implementation and closed forms, windowed flows against exact ones."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.communication.order import order, random_order, shortest_first
-from engine.errors import IllegalError
+from engine.errors import IllegalError, StoppedError
 from engine.network import Network, off_diagonal
-from engine.plan import Schedule
-from engine.simulate.flows import all_to_all
-from tests.cases.examples import examples
-from tests.cases.flows import (
-    CLOSE,
-    MODES,
-    capacity_of,
-    fabric,
-    linked_network,
-    loaded_networks,
-    naive_rates,
-    naive_reached,
-    schedule_for,
-)
+from engine.plan import Schedule, SendOrder
+from engine.result import never
+from engine.simulate import fabric as fabric_module
+from engine.simulate import flows as flows_module
+from engine.simulate.fabric import Fabric
+from engine.simulate.flows import Flows, all_to_all
+from engine.simulate.inference import exchanges
+from engine.simulate.work import Work
+from tests.cases.examples import tried
+from tests.cases.flows import CLOSE, MODES, contended, fabric, loaded_networks, schedule_for
 from tests.oracles.communication import check_flows
-from tests.strategies import networks, seeds
+from tests.oracles.flows import plain_flows, sends_of
+from tests.strategies import cluster_of, make_gpu, networks, seeds
+
+KINDS = ("uniform", "skewed", "sparse", "replicated")
+MAKESPAN, FLOW = 2e-3, 1e-2
+"""The largest distance of a windowed run from the exact one, relative to the whole."""
 
 
-def sequence(*sends: tuple[int, int], size: float = 1.0) -> Schedule:
-    src, dst = zip(*sends, strict=True)
-    return Schedule(src=src, dst=dst, bytes=(size,) * len(src), phase=(0,) * len(src))
+def traffic_of(kind: str, gpus: int, seed: int) -> np.ndarray:
+    """float64[src, dst] bytes."""
+    rng = np.random.default_rng(seed)
+    if kind == "uniform":
+        return off_diagonal(rng.random((gpus, gpus)) * 1e6)
+    if kind == "skewed":
+        return off_diagonal(rng.pareto(1.2, (gpus, gpus)) * 1e5)
+    if kind == "sparse":
+        return off_diagonal(rng.random((gpus, gpus)) * 1e6 * (rng.random((gpus, gpus)) < 0.1))
+    tokens = rng.multinomial(16_384, rng.dirichlet(np.full(4 * gpus, 0.3)), gpus)
+    return off_diagonal(tokens @ np.eye(gpus)[np.arange(4 * gpus) % gpus] * 7168.0)
 
 
-def naive_end(network: Network, lanes: list[list[tuple[int, int, float]]]) -> float:
-    """End of the last send when every lane works through its (src, dst, bytes) one by one."""
-    capacity, linked = capacity_of(network), network.linked
-    now = 0.0
-    lanes = [list(lane) for lane in lanes if lane]
-
-    def start(src: int, dst: int, size: float) -> list:
-        kind, late = ("link ", network.link_latency[src]) if linked[src, dst] else ("", network.latency)
-        return [now + late, size, ((kind + "out", src), (kind + "in", dst)), size]
-
-    current = [start(*lane.pop(0)) for lane in lanes]
-    while any(current):
-        moving = [send for send in current if send and send[0] <= now + 1e-15]
-        rates = naive_rates([send[2] for send in moving], naive_reached(network, capacity, moving))
-        until = [send[1] / rate for send, rate in zip(moving, rates, strict=True)]
-        until += [send[0] - now for send in current if send and send not in moving]
-        step = min(until)
-        for send, rate in zip(moving, rates, strict=True):
-            send[1] -= rate * step
-        now += step
-        for lane, send in enumerate(current):
-            if send and send[1] <= 1e-10 * send[3]:
-                current[lane] = start(*lanes[lane].pop(0)) if lanes[lane] else None
-    return now
+def network_of(gpus: int, mixed: bool, seed: int, latency: float = 5e-6, node: int = 8, contention: float = 0.0) -> Network:
+    """Nodes of `node` GPUs with links of their own; mixed: ports of three rates, and no links in every other node; contention:
+    see `lost`."""
+    rng = np.random.default_rng(seed)
+    rates = [rng.choice([12.5e9, 25e9, 50e9], gpus) if mixed else np.full(gpus, 50e9) for _ in range(2)]
+    nodes = np.arange(gpus) // node
+    link = np.where((nodes % 2 == 1) & mixed, 0.0, 450e9)
+    network = Network(*rates, link, nodes, latency, np.full(gpus, latency / 3))
+    return contended(network, contention) if contention else network
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(loaded_networks(most=5), seeds)
-def test_concurrent_and_sequential_equal_a_naive_simulation(loaded, seed):
-    network, traffic = loaded
-    lanes = [[(i, j, traffic[i, j])] for i, j in np.argwhere(off_diagonal(traffic))]
-    flows = all_to_all("concurrent", None, traffic, network)
-    assert flows.seconds == pytest.approx(naive_end(network, lanes), rel=CLOSE)
-    schedule = random_order(traffic, seed)
-    lanes = [[] for _ in range(network.gpus)]
-    for src, dst, size in zip(schedule.src, schedule.dst, schedule.bytes, strict=True):
-        lanes[src].append((src, dst, size))
-    flows = all_to_all("sequential", schedule, traffic, network)
-    assert flows.seconds == pytest.approx(naive_end(network, lanes), rel=CLOSE)
+@tried(
+    80, networks(most=16), st.sampled_from(KINDS), seeds, st.sampled_from(("concurrent", "matched", "sequential", "shortest"))
+)
+def test_exact_flows_are_those_of_the_plain_implementation(network, kind, seed, mode):
+    traffic = traffic_of(kind, network.gpus, seed)
+    mode, schedule = (
+        ("sequential", shortest_first(traffic)) if mode == "shortest" else (mode, schedule_for(mode, traffic, network, seed))
+    )
+    compiled = all_to_all(mode, schedule, traffic, network)
+    plain = plain_flows(network, *sends_of(mode, schedule, traffic))
+    assert compiled.exact and np.array_equal(compiled.src, plain.src) and np.array_equal(compiled.dst, plain.dst)
+    for column in ("start", "end", "bytes"):
+        assert getattr(compiled, column) == pytest.approx(getattr(plain, column), rel=1e-9, abs=1e-9 * plain.seconds)
 
 
-@settings(max_examples=examples(150), deadline=None)
-@given(loaded_networks(), st.sampled_from(MODES), seeds, seeds)
+@pytest.mark.parametrize("contention", [0.0, 0.05, 1.0])
+@pytest.mark.parametrize("mixed", [False, True], ids=["alike", "mixed"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_windowed_flows_are_close_to_exact_ones_on_64_gpus(kind, mixed, contention, monkeypatch):
+    traffic, network = traffic_of(kind, 64, 7), network_of(64, mixed, 7, contention=contention)
+    windowed, exact = windowed_and_exact(monkeypatch, network, traffic)
+    assert exact.exact and exact.latest is None
+    if len(exact.src) > flows_module.EXACT_SENDS:
+        assert not windowed.exact
+        assert exact.seconds <= windowed.latest
+    assert windowed.seconds == pytest.approx(exact.seconds, rel=MAKESPAN)
+    assert np.abs(windowed.end - exact.end).max() <= FLOW * exact.seconds
+
+
+@tried(60, networks(most=12), st.sampled_from(KINDS), seeds)
+def test_windowed_flows_keep_ports_bound_and_interval(network, kind, seed):
+    traffic = traffic_of(kind, network.gpus, seed)
+    with pytest.MonkeyPatch.context() as patch:
+        windowed, exact = windowed_and_exact(patch, network, traffic, most=0)
+    assert check_flows(windowed, traffic, network) == windowed.seconds
+    bound = network.bound(traffic)
+    assert bound * (1 - 1e-9) <= windowed.seconds <= exact.seconds * (1 + MAKESPAN)
+    if windowed.latest is not None:
+        assert bound * (1 - 1e-9) <= exact.seconds <= windowed.latest * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("contention", [0.0, 0.2])
+@pytest.mark.parametrize("mixed", [False, True], ids=["alike", "mixed"])
+def test_two_models_windowed_are_close_to_exact(mixed, contention, monkeypatch):
+    network = network_of(48, mixed, 5, contention=contention)
+    traffics = [traffic_of(kind, 48, 5) for kind in ("replicated", "uniform")]
+    ends = {}
+    for most in (flows_module.EXACT_SENDS, 10**9):
+        monkeypatch.setattr(fabric_module, "EXACT_SENDS", most)
+        both = Fabric(network)
+        both.release("a", 0.0, "concurrent", None, traffics[0])
+        both.release("b", 0.3 * network.bound(traffics[0]), "concurrent", None, traffics[1])
+        both.finish("a")
+        end = both.finish("b")
+        ends[most] = [*(both.flows(name).seconds for name in "ab"), end]
+        assert both.flows("b").exact is (most > 10**6)
+    exact, windowed = ends[10**9], ends[flows_module.EXACT_SENDS]
+    assert windowed == pytest.approx(exact, rel=MAKESPAN)
+    assert max(windowed) >= network.bound(sum(traffics)) * (1 - 1e-9)
+
+
+def test_320_gpus_are_never_ahead_of_the_bound_and_inside_the_interval():
+    traffic, network = traffic_of("replicated", 320, 2), network_of(320, False, 2)
+    windowed = all_to_all("concurrent", None, traffic, network)
+    assert not windowed.exact
+    assert network.bound(traffic) * (1 - 1e-9) <= windowed.seconds <= windowed.latest
+    assert windowed.seconds <= network.bound(traffic) * 1.01
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "sparse"])  # its few sends are exact anyway
+def test_whoever_wants_it_to_end_gets_a_wider_interval_that_still_holds_and_no_sequential_order(kind):
+    traffic, network, hurry = traffic_of(kind, 64, 4), network_of(64, False, 4), np.array([True])
+    usual = all_to_all("concurrent", None, traffic, network)
+    hurried = all_to_all("concurrent", None, traffic, network, hurry)
+    assert check_flows(hurried, traffic, network) == hurried.seconds
+    assert network.bound(traffic) * (1 - 1e-9) <= usual.seconds <= hurried.latest
+    assert hurried.seconds <= hurried.latest and not hurried.exact
+    with pytest.raises(StoppedError, match="before the order was simulated"):
+        all_to_all("sequential", shortest_first(traffic), traffic, network, hurry)
+
+
+def windowed_and_exact(
+    patch: pytest.MonkeyPatch, network: Network, traffic: np.ndarray, most: int = flows_module.EXACT_SENDS
+) -> tuple[Flows, Flows]:
+    """The same all-to-all with and without windows; most: sends up to which the first is exact too."""
+    runs = []
+    for exact_sends in (most, 10**9):
+        patch.setattr(flows_module, "EXACT_SENDS", exact_sends)
+        runs.append(all_to_all("concurrent", None, traffic, network))
+    return runs[0], runs[1]
+
+
+def test_sequential_orders_that_are_simulated_in_no_time_are_stopped_too():
+    gpus, layers = 40, 6
+    network = Network.of(cluster_of(*[make_gpu()] * gpus))
+    traffic = np.random.default_rng(0).random((layers, gpus, gpus))
+    orders = tuple(random_order(matrix, layer) for layer, matrix in enumerate(traffic))
+    order = SendOrder(mode="sequential", dispatch=orders, combine=orders)
+    work = Work(traffic, traffic.copy(), {})
+    whole = list(exchanges(work, order, network, range(layers), never))  # whatever is compiled is there from now on
+    assert len(whole) == layers
+    with pytest.raises(StoppedError):
+        list(exchanges(work, order, network, range(layers), lambda: True))
+
+
+@tried(150, loaded_networks(), st.sampled_from(MODES), seeds, seeds)
 def test_flows_are_legal_and_not_below_the_bound(loaded, mode, seed, other_seed):
     network, traffic = loaded
     flows = all_to_all(mode, schedule_for(mode, traffic, network, seed), traffic, network)
@@ -89,8 +171,7 @@ def test_flows_are_legal_and_not_below_the_bound(loaded, mode, seed, other_seed)
     check_flows(all_to_all(mode, schedule_for(mode, other, network, seed), traffic, network), traffic, network, relayed)
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(loaded_networks(linked=False))
+@tried(100, loaded_networks(linked=False))
 def test_matched_order_takes_its_makespan_and_a_latency_per_phase(loaded):
     network, traffic = loaded
     schedule = order(traffic, network.send, network.receive, "matched").solution
@@ -98,8 +179,7 @@ def test_matched_order_takes_its_makespan_and_a_latency_per_phase(loaded):
     assert flows.seconds == pytest.approx(schedule.makespan + schedule.phases * network.latency, rel=1e-9)
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(loaded_networks(linked=False, contended=False))
+@tried(100, loaded_networks(linked=False, contended=False))
 def test_shared_order_takes_the_bound(loaded):
     network, traffic = loaded
     schedule = order(traffic, network.send, network.receive, "shared").solution
@@ -107,53 +187,7 @@ def test_shared_order_takes_the_bound(loaded):
     assert flows.seconds == pytest.approx(network.bound(traffic), rel=1e-9)
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(networks(), seeds)
-def test_one_sender_sends_one_after_another(network, seed):
-    rng = np.random.default_rng(seed)
-    traffic = np.zeros((network.gpus, network.gpus))
-    traffic[0, 1:] = rng.exponential(500.0, network.gpus - 1)
-    wanted = 0.0
-    for peer in range(1, network.gpus):
-        over_link = network.linked[0, peer]
-        rate = network.link[0] if over_link else min(network.send[0], network.receive[peer])
-        wanted += traffic[0, peer] / rate + (network.link_latency[0] if over_link else network.latency)
-    flows = all_to_all("sequential", random_order(traffic, seed), traffic, network)
-    assert flows.seconds == pytest.approx(wanted, rel=CLOSE)
-    assert np.all(np.sort(flows.start)[1:] >= np.sort(flows.end)[:-1] * (1 - CLOSE))
-
-
-@settings(max_examples=examples(100), deadline=None)
-@given(loaded_networks(), st.sampled_from(MODES), seeds, st.sampled_from((1e-3, 0.5, 7.0, 1e6)))
-def test_without_latency_time_is_proportional_to_bytes(loaded, mode, seed, factor):
-    network, traffic = loaded
-    network = replace(network, latency=0.0, link_latency=np.zeros(network.gpus))
-    schedule = schedule_for(mode, traffic, network, seed)
-    once = all_to_all(mode, schedule, traffic, network).seconds
-    assert all_to_all(mode, schedule, factor * traffic, network).seconds == pytest.approx(factor * once, rel=CLOSE)
-
-
-@settings(max_examples=examples(100), deadline=None)
-@given(loaded_networks(), st.sampled_from(("concurrent", "sequential")), seeds)
-def test_numbers_of_gpus_do_not_matter(loaded, mode, seed):
-    network, traffic = loaded
-    rng = np.random.default_rng(seed)
-    new = rng.permutation(network.gpus)  # GPU new[i] takes the number i
-    renumbered = replace(
-        network, **{name: getattr(network, name)[new] for name in ("send", "receive", "link", "node", "link_latency")}
-    )
-    schedule = schedule_for(mode, traffic, network, seed)
-    other = None
-    if schedule:
-        number = np.argsort(new)
-        ends = {name: number[getattr(schedule, name)] for name in ("src", "dst")}
-        other = schedule.model_copy(update=ends)
-    there = all_to_all(mode, other, traffic[np.ix_(new, new)], renumbered)
-    assert there.seconds == pytest.approx(all_to_all(mode, schedule, traffic, network).seconds, rel=CLOSE)
-
-
-@settings(max_examples=examples(100), deadline=None)
-@given(loaded_networks(linked=True), st.sampled_from(("concurrent", "shared")))
+@tried(100, loaded_networks(linked=True), st.sampled_from(("concurrent", "shared")))
 def test_links_do_not_load_the_fabric(loaded, mode):
     network, traffic = loaded
     network = replace(network, latency=0.0, link_latency=np.zeros(network.gpus))
@@ -163,58 +197,6 @@ def test_links_do_not_load_the_fabric(loaded, mode):
 
     inside = np.where(network.linked, traffic, 0.0)
     assert seconds(traffic) == pytest.approx(max(seconds(inside), seconds(traffic - inside)), rel=CLOSE)
-
-
-def test_order_decides_between_three_units_and_two():
-    """The example of Aurora, Figure 4: two senders, three GPUs, one unit to every peer."""
-    traffic = np.array([[0.0, 1, 1], [1, 0, 1], [0, 0, 0]])
-    network = fabric([1, 1, 1])
-    colliding = sequence((0, 1), (0, 2), (1, 0), (1, 2))
-    staggered = sequence((0, 1), (0, 2), (1, 2), (1, 0))
-    assert all_to_all("sequential", colliding, traffic, network).seconds == pytest.approx(3)
-    assert all_to_all("sequential", staggered, traffic, network).seconds == pytest.approx(2)
-    assert network.bound(traffic) == 2
-
-
-@pytest.mark.parametrize(
-    ("rates", "sizes", "ends", "matched"),
-    [
-        ([1, 1, 1], [1, 3], [2, 4], 4),  # two senders share one receiver
-        ([0.5, 0.5, 1], [5, 5], [10, 10], 20),  # a fast receiver serves two slow senders at once
-        ([1, 0.1, 1], [9, 1], [10, 10], 19),  # 0.9 and 0.1 of the receiver, not a half each
-    ],
-)
-def test_two_senders_to_one_receiver(rates, sizes, ends, matched):
-    traffic, network = np.zeros((3, 3)), fabric(rates)
-    traffic[:2, 2] = sizes
-    assert all_to_all("concurrent", None, traffic, network).end.tolist() == pytest.approx(ends)
-    schedule = order(traffic, network.send, network.receive, "matched").solution
-    assert all_to_all("matched", schedule, traffic, network).seconds == pytest.approx(matched)
-
-
-def test_latency_counts_once_per_send():
-    traffic = np.array([[0.0, 1, 1], [0, 0, 0], [0, 0, 0]])
-    network = fabric([1, 1, 1], latency=0.25)
-    assert all_to_all("sequential", sequence((0, 1), (0, 2)), traffic, network).seconds == pytest.approx(2.5)
-    assert all_to_all("concurrent", None, traffic, network).seconds == pytest.approx(2.25)
-    shared = order(traffic, network.send, network.receive, "shared").solution
-    assert all_to_all("shared", shared, traffic, network).seconds == pytest.approx(2.25)
-
-
-def test_a_phase_over_links_and_fabric_ends_with_the_last_of_both():
-    network = linked_network([0, 0, 1], send=1.0, link=10.0, latency=1.0, link_latency=0.1)
-    traffic = np.zeros((3, 3))
-    traffic[0, 1], traffic[2, 0] = 15, 2
-    schedule = Schedule(src=(0, 2), dst=(1, 0), bytes=(15, 2), phase=(0, 0), duration=(2.0,))
-    flows = all_to_all("matched", schedule, traffic, network)
-    assert flows.end.tolist() == pytest.approx([1.6, 3.0])
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_nothing_to_send_takes_no_time(mode):
-    network, traffic = fabric([1, 1], latency=1.0), np.diag([3.0, 4.0])
-    assert all_to_all(mode, schedule_for(mode, traffic, network), traffic, network).seconds == 0
-    assert network.bound(traffic) == 0
 
 
 @pytest.mark.parametrize("mode", ("matched", "shared", "sequential"))

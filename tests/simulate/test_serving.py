@@ -137,13 +137,6 @@ def test_rows_that_experts_share_are_counted_on_recorded_tokens():
     assert by_chance == pytest.approx(13 / 7 * plan.travel.row_bytes(MODEL)[0])
 
 
-def test_dispatch_and_combine_travel_in_formats_of_their_own():
-    problem = problem_of()
-    plan = plan_of(BLOCKS, problem, Travel(dispatch="fp8", combine="bf16"))
-    work = work_of_step(plan, problem, STEP)
-    assert work.dispatch.sum() / work.combine.sum() == pytest.approx((64 + 4) / 128)
-
-
 @pytest.mark.parametrize(
     ("change", "execution", "message"),
     [

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.catalogue import cluster_presets, model_presets
@@ -20,7 +19,7 @@ from engine.problem import Problem
 from engine.result import Limits
 from engine.simulate.two_phase import SCHEMES, SchemeSeconds, TwoPhaseOptions, TwoPhaseResult, two_phase
 from engine.workload import ExpertLoad, RoutingTrace
-from tests.cases.examples import examples
+from tests.cases.examples import tried
 from tests.strategies import make_gpu, make_model, seeds
 
 SAMPLES = Path(__file__).parent.parent.parent / "sample_traces" / "tiny-moe"
@@ -75,8 +74,7 @@ cases = st.tuples(seeds, st.integers(2, 5), st.integers(1, 8), st.integers(1, 5)
 """Seed, layers, experts, GPUs, and the most experts of a GPU beyond the fewest."""
 
 
-@settings(max_examples=examples(40), deadline=None)
-@given(cases, st.sampled_from(["set", "order"]), st.sampled_from(["lina", "best"]), st.booleans())
+@tried(40, cases, st.sampled_from(["set", "order"]), st.sampled_from(["lina", "best"]), st.booleans())
 def test_shapes_shares_and_what_waiting_is_made_of(case, check, packing, renormalise):
     seed, layers, experts, gpus, more = case
     test, train = skewed(seed, 50, layers, experts), skewed(seed + 1, 40, layers, experts)
@@ -109,8 +107,7 @@ def test_shapes_shares_and_what_waiting_is_made_of(case, check, packing, renorma
     assert np.isnan(result.accuracy_of_layer()).tolist() == [layer < length for layer in range(layers)]
 
 
-@settings(max_examples=examples(30), deadline=None)
-@given(cases)
+@tried(30, cases)
 def test_fixed_hostings_take_what_the_plain_simulation_says(case):
     """The baseline, and a schedule from the actual choices by a scheduler that takes no time, one batch in all."""
     seed, layers, experts, gpus, more = case
@@ -135,8 +132,7 @@ def test_fixed_hostings_take_what_the_plain_simulation_says(case):
             assert outcome.schemes[scheme].layer[0, layer] == pytest.approx(wanted, rel=1e-9)
 
 
-@settings(max_examples=examples(40), deadline=None)
-@given(cases, st.sampled_from(["lina", "best"]))
+@tried(40, cases, st.sampled_from(["lina", "best"]))
 def test_nothing_is_faster_than_ideal_where_all_ranks_hold_alike(case, packing):
     """Every rank holds the same tokens, so no placement can profit from where tokens start."""
     seed, layers, experts, gpus, more = case
@@ -171,29 +167,17 @@ def test_a_perfect_estimate_is_never_tuned(seed):
         np.testing.assert_allclose(result.schemes[scheme].layer[:, 2], result.schemes["lina"].layer[:, 2], rtol=1e-12)
 
 
-def test_a_wrong_estimate_is_tuned_to_the_actual_choices():
-    """All went to expert 1 in the profile, all go to expert 2 now."""
-    train, test = trace_of([[0, 1, 1]] * 4, 3), trace_of([[0, 2, 2]] * 40, 3)
-    options = TwoPhaseOptions(path_length=1, batch_tokens=40, check_experts=1, **FREE)
-    result = two_phase(problem_of(test, 4), train, options)
-    assert result.fine_tuned[:, 1:].all() and result.accuracy() == 0
-    schemes = {name: scheme.layer[0, 1:] for name, scheme in result.schemes.items()}
-    np.testing.assert_allclose(schemes["lina"], schemes["without_estimation"], rtol=1e-12)
-    assert (schemes["lina"] < schemes["baseline"]).all()
-    assert (schemes["without_fine_tuning"] > schemes["lina"]).all()
-
-
 def test_phase_one_hides_behind_the_layer_before_and_phase_two_does_not():
     trace = skewed(3, 64, 4, 8)
     problem = problem_of(trace, 4)
     options = TwoPhaseOptions(path_length=1, batch_tokens=64, schedule_seconds=5.0, check_seconds=1.0, host_bandwidth=1e30)
     shown = two_phase(problem, trace, options)
     hidden = two_phase(problem, trace, replace(options, other_seconds=100.0))
+    # The gate is over before anything can be hidden.
+    gate = float(max(problem.cost.gate(problem.cluster.gpus[0], problem.demand[0].sum(axis=1), problem.model)))
     for name, least in (("lina", 1.0), ("without_fine_tuning", 0.0)):
-        before = shown.schemes["baseline"]
-        behind = before.layer[0, 0] - problem_gate(problem)
-        tuned = shown.fine_tuned[0, 1] and name == "lina"
-        phase_two = 5.0 if tuned else least
+        behind = shown.schemes["baseline"].layer[0, 0] - gate
+        phase_two = 5.0 if shown.fine_tuned[0, 1] and name == "lina" else least
         assert shown.schemes[name].waiting[0, 1] == pytest.approx(5.0 - behind + phase_two)
         assert hidden.schemes[name].waiting[0, 1] == pytest.approx(phase_two)
     assert (hidden.schemes["without_estimation"].waiting >= 5.0).all()
@@ -201,13 +185,7 @@ def test_phase_one_hides_behind_the_layer_before_and_phase_two_does_not():
     assert per_layer == pytest.approx([400.0])
 
 
-def problem_gate(problem: Problem) -> float:
-    """Seconds of the gate, which is over before anything can be hidden."""
-    return float(max(problem.cost.gate(problem.cluster.gpus[0], problem.demand[0].sum(axis=1), problem.model)))
-
-
-@settings(max_examples=examples(40), deadline=None)
-@given(cases, st.booleans())
+@tried(40, cases, st.booleans())
 def test_swapping_counts_the_experts_that_a_device_lacks(case, renormalise):
     """Nothing takes time but weights, and of phase one nothing shows."""
     seed, layers, experts, gpus, more = case
@@ -305,28 +283,20 @@ def recording(name: str, part: int | None = None) -> RoutingTrace:
     return RoutingTrace(name, trace.experts[keep], 16, trace.sequence[keep])
 
 
-@pytest.mark.parametrize("gpus", [16, 8])
-def test_on_a_recording(gpus):
+def test_on_a_recording():
     cluster = cluster_presets()["lina-4-nodes"].cluster
-    cluster = Cluster(name="part", nodes=cluster.nodes[: gpus // 4], latency=cluster.latency)
     model = model_presets()["tiny-moe-alpha"].model.model_copy(update={"d_model": 512, "d_ff": 2048})
-    own = Problem(recording("alpha-man", 1), cluster, model, Datasheet())
     options = TwoPhaseOptions(copies=64, other_seconds=0.017)
-    profile = recording("alpha-man", 0)
-    results = [two_phase(own, profile, replace(options, path_length=length)) for length in (1, 3, 5)]
-    assert [result.options.path_length for result in results] == [1, 3, 5]
-    middle = results[1]
-    assert middle.accuracy() > 0.5
-    figures = {scheme: middle.figures(scheme) for scheme in SCHEMES}
+    own = two_phase(Problem(recording("alpha-man", 1), cluster, model, Datasheet()), recording("alpha-man", 0), options)
+    figures = {scheme: own.figures(scheme) for scheme in SCHEMES}
     assert figures["ideal"].median_inference == figures["ideal"].tail_layer == 1
     # As in the paper. It need not be so: on alpha-code the baseline's imbalance costs less than the scheduler's time.
     assert 1 < figures["lina"].median_inference < figures["baseline"].median_inference
     assert figures["lina"].median_inference < figures["without_estimation"].median_inference
     assert figures["lina"].tail_all_to_all < figures["baseline"].tail_all_to_all
     # Learnt from another kind of text the estimates are hardly ever right.
-    prose = Problem(recording("alpha-prose"), cluster, model, Datasheet())
-    foreign = two_phase(prose, recording("alpha-code"), options)
-    assert foreign.accuracy() < 0.5 * middle.accuracy() and foreign.fine_tuning_rate > 0.5
+    foreign = two_phase(Problem(recording("alpha-prose"), cluster, model, Datasheet()), recording("alpha-code"), options)
+    assert foreign.accuracy() < 0.5 * own.accuracy() and own.accuracy() > 0.5 and foreign.fine_tuning_rate > 0.5
 
 
 @pytest.mark.parametrize(
@@ -349,10 +319,6 @@ def test_bad_input_is_named(change, message):
     trace = skewed(0, 30, 3, 4)
     with pytest.raises(InputError, match=message):
         two_phase(problem_of(trace, 2), trace, TwoPhaseOptions(**({"path_length": 1, "batch_tokens": 10} | change)))
-
-
-def test_recordings_that_do_not_fit_are_named():
-    trace = skewed(0, 30, 3, 4)
     options = TwoPhaseOptions(path_length=1, batch_tokens=10)
     with pytest.raises(InputError, match="3 layers of 5 experts"):
         two_phase(problem_of(trace, 2), skewed(0, 30, 3, 5), options)

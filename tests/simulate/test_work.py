@@ -4,8 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from engine.compare.figures import metrics
 from engine.compare.what_if import least
@@ -16,23 +14,15 @@ from engine.problem import MEMORY_SHARE, Problem
 from engine.simulate import bound_of_plan, simulate
 from engine.simulate.work import carriers, work_of
 from engine.workload import ExpertLoad, RoutingTrace
-from tests.cases.examples import examples
+from tests.cases.examples import tried
 from tests.cases.refusals import refusal
-from tests.cases.samples import in_nodes, problem_of
-from tests.cases.simulations import coherent
+from tests.cases.samples import problem_of
+from tests.cases.simulations import coherent, coherent_plans
 from tests.oracles.plans import check_plan
-from tests.strategies import cluster_of, make_gpu, make_model, placements, problems
+from tests.strategies import cluster_of, make_gpu, make_model
 
 
-@st.composite
-def coherent_plans(draw):
-    problem = draw(problems())
-    sizes = problem.workload.layers, problem.workload.num_experts, len(problem.cluster.gpus)
-    return coherent(draw(placements(*sizes, replicas=False))), problem
-
-
-@settings(max_examples=examples(80), deadline=None)
-@given(coherent_plans())
+@tried(80, coherent_plans())
 def test_a_coherent_pass_is_what_every_token_does(case):
     plan, problem = case
     total = simulate(plan, problem).total
@@ -75,17 +65,6 @@ def sent(problem: Problem, plan: Plan, kind: str) -> np.ndarray:
     return tokens
 
 
-def test_an_all_gather_enters_every_node_once_and_is_spread_over_its_links():
-    """Two nodes of two GPUs. All prompts are on GPU 0, and all tokens end on GPU 3, four of them: each node's two GPUs pass two
-    on, whoever has them."""
-    trace = top_one([[0, 3]] * 4, 4, [0] * 4)
-    problem = Problem(trace, in_nodes(4, 2, 1e9), make_model(2, 4), Datasheet())
-    plan = coherent(Placement.from_gpu_of_expert(np.tile(np.arange(4), (2, 1)), 4, (0, 1)))
-    assert sent(problem, plan, "prompt_gather").tolist() == [[0, 4, 2, 0], [0, 0, 0, 2], [0, 0, 0, 2], [0, 0, 2, 0]]
-    assert sent(problem, plan, "all_gather").tolist() == [[0, 2, 0, 0], [2, 0, 0, 0], [2, 0, 0, 0], [0, 2, 4, 0]]
-    assert simulate(plan, problem).total == pytest.approx(check_plan(plan, problem), rel=1e-9)
-
-
 def test_the_all_gather_of_the_prompts_comes_first_and_counts():
     """ExFlow §IV-A: before inference every GPU gives its prompts to all others; tokens without any expert are padding."""
     trace = top_one([[0, 0], [1, 1], [2, 2], [-1, -1]], 4, [0, 1, 1, 3])
@@ -99,15 +78,6 @@ def test_the_all_gather_of_the_prompts_comes_first_and_counts():
     vanilla = simulate(plan.model_copy(update={"execution": "vanilla"}), problem)
     assert figures.seconds["prompt_gather"] == first["end"].max() and vanilla.seconds_of_kind()["prompt_gather"] == 0
     assert bound_of_plan(plan, problem, 0, 0) >= problem.network.bound(sent(problem, plan, "prompt_gather") * 128)
-
-
-def test_a_perfectly_affine_placement_only_pays_for_the_first_hop():
-    trace = top_one([[expert] * 4 for expert in range(4)] * 3, 4, [0] * 12)
-    problem = Problem(trace, cluster_of(*[make_gpu()] * 4), make_model(4, 4), Datasheet())
-    placement = Placement.from_gpu_of_expert(np.tile(np.arange(4), (4, 1)), 4, (0, 1, 2, 3))
-    work = work_of(placement, problem, "context-coherent")
-    assert work.dispatch[0][0].sum() == 12 * problem.model.bytes_per_token
-    assert not work.dispatch[1:, ~np.eye(4, dtype=bool)].any()
 
 
 def test_loads_have_no_tokens_to_follow_and_replicas_no_single_home():
