@@ -18,6 +18,8 @@ PATHS = (
     "gpu",
     "launch/test_nccl_rules.py",
     "browser/test_deployment.py",
+    "browser/test_jobs.py",
+    "browser/test_launch.py",
     "browser/test_recordings.py",
     "browser/test_timeline.py",
     "browser/test_two_studios.py",

@@ -22,12 +22,6 @@ def fabric(send, receive=None, latency: float = 0.0) -> Network:
     return Network(send, receive, nothing, np.arange(len(send)), latency, nothing)
 
 
-def linked_network(nodes, send, link, latency=0.0, link_latency=0.0) -> Network:
-    """A network of GPUs with the same rates in bytes/s. nodes: int64[gpu]"""
-    ones = np.ones(len(nodes))
-    return Network(send * ones, send * ones, link * ones, np.array(nodes), latency, link_latency * ones)
-
-
 def contended(network: Network, contention: float) -> Network:
     """The network with ports that lose a share of their rate for each send that they have."""
     points = contention_points(contention, network.gpus)
@@ -51,40 +45,3 @@ def loaded_networks(draw, **options) -> tuple[Network, np.ndarray]:
     """A network and traffic float64[src, dst] on it. options: of `networks`"""
     network = draw(networks(**options))
     return network, draw(traffics(network.gpus))
-
-
-def capacity_of(network: Network) -> dict:
-    """The bytes/s of every port of a network, one send alone."""
-    capacity = {}
-    for gpu in range(network.gpus):
-        capacity |= {("out", gpu): network.send[gpu], ("in", gpu): network.receive[gpu]}
-        if network.link[gpu]:
-            capacity |= {("link out", gpu): network.link[gpu], ("link in", gpu): network.link[gpu]}
-    return capacity
-
-
-def naive_rates(ports_of_flow: list[tuple], capacity: dict) -> list[float]:
-    """Max-min fair rates of flows: all grow alike, and a flow stops for good when one of its ports is full."""
-    rates = [0.0] * len(ports_of_flow)
-    growing = set(range(len(ports_of_flow)))
-    room = dict(capacity)
-    while growing:
-        users = {port: sum(port in ports_of_flow[flow] for flow in growing) for port in room}
-        step = min(room[port] / count for port, count in users.items() if count)
-        full = {port for port, count in users.items() if count and room[port] / count <= step * (1 + 1e-12)}
-        for flow in growing:
-            rates[flow] += step
-        for port, count in users.items():
-            room[port] -= step * count
-        growing = {flow for flow in growing if not full & set(ports_of_flow[flow])}
-    return rates
-
-
-def naive_reached(network: Network, capacity: dict, moving: list[list]) -> dict:
-    """The bytes/s of every port with its sends. capacity: bytes/s of one send alone."""
-    rates = {}
-    for port, rate in capacity.items():
-        count = sum(port in send[2] for send in moving)
-        row = list(network.share[int("link" in port[0])])
-        rates[port] = rate * (row[min(count, len(row)) - 1] if count else 1.0)
-    return rates
