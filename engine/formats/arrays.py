@@ -214,7 +214,7 @@ def model_layers_of(source: Source, layers: int) -> tuple[int, ...] | None:
 
 def model_layers_named(source: Source, numbers: Sequence[int]) -> tuple[int, ...] | None:
     """The model layer of each recorded layer by its number in the recording, which counts MoE layers or decoder layers; None
-    without a model, and if both ways of counting would fit."""
+    without a model, and if both ways of counting would fit or neither does."""
     if source.model is None:
         return None
     moe, decoder = source.model.moe_layers, set(source.model.moe_layers)
@@ -224,6 +224,6 @@ def model_layers_named(source: Source, numbers: Sequence[int]) -> tuple[int, ...
     of_decoder_layers = decoder.issuperset(numbers)
     if tuple(numbers) == moe or (of_decoder_layers and not of_moe_layers):
         return tuple(numbers)
-    if (of_moe_layers and not of_decoder_layers) or len(numbers) == len(moe):
+    if of_moe_layers and (not of_decoder_layers or len(numbers) == len(moe)):
         return tuple(moe[number] for number in numbers)
     return None

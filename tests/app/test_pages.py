@@ -263,9 +263,6 @@ def test_a_database_that_goes_in_the_middle_of_a_review_and_comes_back(server: S
     lost(app)
     visitor = link(plan=saved.plan, review=review)
     lost(visitor)
-    for page in ("workload", "optimise", "timeline"):
-        assert not visit(app, page).error, "pages that need no database work without one"
-    visit(app, "review")
     server.start()
     app.run()
     assert not app.exception and not app.error, said(app.error)
@@ -276,6 +273,13 @@ def test_a_database_that_goes_in_the_middle_of_a_review_and_comes_back(server: S
     assert [comment.text for comment in kept.comments] == ["before", "in the dark"] and kept.state == "approved"
     visitor.run()
     assert "in the dark" in [text.value for text in visitor.text], "the link is followed now"
+
+
+@pytest.mark.everything
+def test_pages_that_need_no_database_work_without_one(server: Server, ana: AppTest) -> None:
+    server.stop()
+    for page in ("workload", "optimise", "timeline"):
+        assert not visit(ana, page).error and ana.session_state["plan"]
 
 
 def test_what_was_to_be_saved_with_a_plan_stays_too(unreviewed: AppTest, monkeypatch: pytest.MonkeyPatch) -> None:

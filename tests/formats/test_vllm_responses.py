@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from engine.formats import identify, members, parts, read_workload
+from engine.formats.arrays import model_layers_named
+from engine.formats.source import Source
 from engine.model import MoEModel
 from tests.cases.files import json_lines, refused, saver
 from tests.cases.recordings import holds
@@ -29,6 +31,12 @@ def test_forms(tmp_path, form):
     holds(trace, experts=ROWS, num_experts=8, sequence=[0, 0, 0], phase=[0, 0, 1])
     assert trace.origin.format == "routed-experts"
     assert trace.origin.findings == ()
+
+
+@pytest.mark.parametrize(("numbers", "layers"), [([0, 1], (1, 2)), ([1, 2], (1, 2)), ([0], (1,)), ([2], (2,)), ([0, 2], None)])
+def test_numbers_of_layers_count_moe_layers_or_decoder_layers_or_cannot_be_told(numbers, layers):
+    model = MoEModel(name="m", layers=3, dense_layers=(0,), experts=2, experts_per_token=1, d_model=8, d_ff=8)
+    assert model_layers_named(Source(Path("x"), "x", model=model), numbers) == layers
 
 
 def test_files(tmp_path):

@@ -72,7 +72,7 @@ def test_a_slow_machine_finds_the_same_plan(name, monkeypatch):
     [(name, None) for name in ("aurora", "exflow", "lina", "eplb", "joint", "sjf")] + [(name, "gpu") for name in SHARED_ROWS],
 )
 def test_whole_sample_on_a_busy_machine(name, travel):
-    problem = first_layers(8, 2000, travel)
+    problem = first_layers(4, 2000, travel)
     quiet = run(SYSTEMS[name], problem).result
     with busy_machine():
         busy = run(SYSTEMS[name], problem).result
