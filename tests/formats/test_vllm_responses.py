@@ -33,7 +33,10 @@ def test_forms(tmp_path, form):
     assert trace.origin.findings == ()
 
 
-@pytest.mark.parametrize(("numbers", "layers"), [([0, 1], (1, 2)), ([1, 2], (1, 2)), ([0], (1,)), ([2], (2,)), ([0, 2], None)])
+COUNTED = [([0, 1], (1, 2)), ([1, 2], (1, 2)), ([0], (1,)), ([2], (2,)), ([0, 2], None)]
+
+
+@pytest.mark.parametrize(("numbers", "layers"), COUNTED)
 def test_numbers_of_layers_count_moe_layers_or_decoder_layers_or_cannot_be_told(numbers, layers):
     model = MoEModel(name="m", layers=3, dense_layers=(0,), experts=2, experts_per_token=1, d_model=8, d_ff=8)
     assert model_layers_named(Source(Path("x"), "x", model=model), numbers) == layers

@@ -199,7 +199,11 @@ def test_a_controller_that_is_away_is_asked_again(slurm, shared, tmp_path, inste
     ("asked", "limit", "fault"),
     [
         ({"nodes": 4}, 600, "main has 2 nodes, 2 of them with 2 CPUs and 1 GiB, and the job needs 4"),
-        ({"nodes": 1, "gpus": 5, "memory_per_node": 2.0**35}, 600, "main has 2 nodes, 0 of them with 2 CPUs, 5 GPUs and 32 GiB"),
+        (
+            {"nodes": 1, "gpus": 5, "memory_per_node": 2.0**35},
+            600,
+            "main has 2 nodes, 0 of them with 2 CPUs, 5 GPUs and 32 GiB",
+        ),
         ({"partition": "short"}, 600, "short lets a job run for 2 minutes, and this one has a limit of 10"),
         ({"partition": "nowhere"}, 600, "Slurm refused the job: .*[Ii]nvalid partition"),
     ],
