@@ -126,7 +126,7 @@ def _model() -> None:
     model = state.session.model
     with _popover(model.name if model else "No model", ":material/account_tree:", "model", model and model.digest):
         if model:
-            st.caption(f"d_model {model.d_model:,} · {len(model.moe_layers)} MoE layers · {model.dtype}")
+            st.caption(f"d_model {model.d_model:,} · {len(model.moe_layers)} MoE layers · {model.numbers_in_words}")
         for name, preset in samples.models().items():
             if st.button(plain(name), key=f"strip-model-{name}"):
                 state.change(model=preset.model)

@@ -60,7 +60,7 @@ def usual_step(model: MoEModel, gpus: int) -> TrainingStep:
         batch=max(1, model.batch // gpus),
         sequence_length=model.sequence_length,
         heads=max(1, model.d_model // 64),
-        dense_d_ff=model.d_ff * (model.experts_per_token + model.shared_experts),
+        dense_d_ff=model.d_ff * model.experts_per_token + model.shared_width,
         gate="switch" if model.experts_per_token == 1 else "top-k",
     )
 

@@ -139,8 +139,7 @@ def memory(row: Row) -> None:
     st.caption(
         f"{plain(row.plan.name)}, {plain(step_in_words(step))}. The fullest GPU holds {units.size(memory.total)}, "
         f"{units.share(memory.total / memory.room)} of the {units.size(memory.room)} that it has room for: "
-        f"{units.size(memory.experts)} experts, {units.size(memory.others)} other weights, {units.size(memory.kv)} keys and "
-        "values. A tenth of every GPU is kept for activations, buffers and the runtime."
+        f"{memory.in_words}. A tenth of every GPU is kept for activations, buffers and the runtime."
     )
     if not memory.fits:
         most = memory.most_sequences(step)

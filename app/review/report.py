@@ -178,7 +178,8 @@ def _recording(workload: Workload) -> str:
 
 def _model(problem: Problem) -> str:
     model = problem.model
-    return f"{model.name}: d_model {model.d_model:,}, {model.experts} experts, top-{model.experts_per_token}, {model.dtype}"
+    sizes = f"d_model {model.d_model:,}, {model.experts} experts, top-{model.experts_per_token}"
+    return f"{model.name}: {sizes}, {model.numbers_in_words}"
 
 
 def provenance(brief: Brief) -> list[tuple[str, str]]:

@@ -90,7 +90,8 @@ def changed(problem: Problem, change: Change) -> Problem:
 
 def _resized(problem: Problem, change: Change, cost: Scaled) -> Problem:
     """With other costs and a wider model; recordings keep their tokens, also where bytes were recorded."""
-    sizes = {name: max(1, round(getattr(problem.model, name) * change.width)) for name in ("d_model", "d_ff")}
+    widths = {name: getattr(problem.model, name) for name in ("d_model", "d_ff", "expert_width", "shared_d_ff")}
+    sizes = {name: max(1, round(width * change.width)) for name, width in widths.items() if width}
     fresh = problem.model.model_dump() | sizes | ({"dtype": change.dtype} if change.dtype else {})
     model = MoEModel.from_dict(fresh, f"the model {problem.model.name}, changed")
     factor = model.bytes_per_token / problem.model.bytes_per_token

@@ -168,8 +168,8 @@ class CostModel(ABC):
 
     def expert_ffn(self, gpu: Gpu, tokens: np.ndarray, model: MoEModel) -> np.ndarray:
         """float64[...]: seconds for one expert to process `tokens` token copies (float64[...])."""
-        inward = self.gemm(gpu, tokens, (model.ffn_matrices - 1) * model.d_ff, model.d_model, model.dtype)
-        return inward + self.gemm(gpu, tokens, model.d_model, model.d_ff, model.dtype)
+        inward = self.gemm(gpu, tokens, (model.ffn_matrices - 1) * model.d_ff, model.row_width, model.dtype)
+        return inward + self.gemm(gpu, tokens, model.row_width, model.d_ff, model.dtype)
 
     def gate(self, gpu: Gpu, tokens: np.ndarray, model: MoEModel) -> np.ndarray:
         """float64[...]: seconds for the router to score `tokens` tokens (float64[...])."""
@@ -249,9 +249,18 @@ class Datasheet(CostModel):
         )
 
     def gemm(self, gpu: Gpu, m: np.ndarray, n: int, k: int, dtype: str) -> np.ndarray:
+        return self._gemm(gpu, m, n, k, dtype, float(BITS_PER_DTYPE[dtype]))
+
+    def expert_ffn(self, gpu: Gpu, tokens: np.ndarray, model: MoEModel) -> np.ndarray:
+        """As in `CostModel`; weights of fewer bits are read faster, and multiplied in the model's dtype."""
+        bits, inner = model.expert_bits or float(BITS_PER_DTYPE[model.dtype]), (model.ffn_matrices - 1) * model.d_ff
+        inward = self._gemm(gpu, tokens, inner, model.row_width, model.dtype, bits)
+        return inward + self._gemm(gpu, tokens, model.row_width, model.d_ff, model.dtype, bits)
+
+    def _gemm(self, gpu: Gpu, m: np.ndarray, n: int, k: int, dtype: str, weight_bits: float) -> np.ndarray:
         m = np.asarray(m, dtype=np.float64)
         arithmetic = 2.0 * m * n * k / (gpu.flops(dtype) * self.compute_efficiency)
-        moved = (m * k + n * k + m * n) * BITS_PER_DTYPE[dtype] / 8
+        moved = (m * k + m * n) * BITS_PER_DTYPE[dtype] / 8 + n * k * weight_bits / 8
         memory = moved / (gpu.memory_bandwidth * self.memory_efficiency)
         return np.where(m > 0, np.maximum(arithmetic, memory) + self.launch, 0.0)
 

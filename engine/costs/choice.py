@@ -112,7 +112,7 @@ def why_not(cost: CostModel, cluster: Cluster, model: MoEModel | None) -> str | 
         if reason := cost.lacks_computation(cluster) or cost.lacks_network(cluster):
             return reason
         for gpu in dict.fromkeys(cluster.gpus) if model else ():
-            cost.gemm(gpu, np.ones(1), model.d_ff, model.d_model, model.dtype)
+            cost.gemm(gpu, np.ones(1), model.d_ff, model.row_width, model.dtype)
     except InputError as error:
         return str(error)
     return None

@@ -120,9 +120,9 @@ def kernel_rows(gpu_type: str, model: MoEModel, phase: Phase) -> pd.DataFrame:
     columns = ["distribution", "experts_held", "all_tokens", "tokens", "seconds"]
     installed_package()
     folder = folder_of(gpu_type)
-    if folder is None or model.dtype not in DTYPES or model.ffn_matrices != 3:
+    if folder is None or model.dtype not in DTYPES or model.ffn_matrices != 3 or model.expert_bits is not None:
         return pd.DataFrame(columns=columns)
-    wanted = dict(zip(SIZES, (model.d_model, model.d_ff, model.experts_per_token, model.experts), strict=True))
+    wanted = dict(zip(SIZES, (model.row_width, model.d_ff, model.experts_per_token, model.experts), strict=True))
     for name in (WIDE_TABLES[phase], "moe_perf.parquet"):
         for file in newest(folder, "moe/sglang", name):
             filters = [(key, "=", value) for key, value in wanted.items()]

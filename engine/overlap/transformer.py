@@ -8,6 +8,7 @@ import functools
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from engine.errors import InputError
 from engine.model import MoEModel
 from engine.overlap.operator_graph import Gemm, Operator, OperatorGraph, with_backward
 from engine.training import TrainingStep
@@ -22,6 +23,8 @@ EMBEDDING, HEAD = "embedding", "head"
 def transformer_step(model: MoEModel, step: TrainingStep, gpus: int) -> OperatorGraph:
     """The operators of one training step on each of `gpus` GPUs, experts spread evenly. Sizes are those of a balanced
     routing; the effects of a recording or a placement are priced in `engine.simulate.training.pricing`."""
+    if model.expert_width:
+        raise InputError(f"{model.name} has latent experts, of width {model.expert_width}; no training step of such is known")
     forward = _Forward(model, step, gpus).whole()
     forward.graph["name"] = f"{model.name}, {step.batch} × {step.sequence_length} tokens on each of {gpus} GPUs"
     return with_backward(forward, model.bytes_per_number, (EMBEDDING, HEAD) if step.tied_embeddings else None)
@@ -99,7 +102,7 @@ class _Forward:
         weighed = (model.experts_per_token + 1) * self.hidden
         outputs = [self.add(f"{layer}.aggregate", "aggregate", layer, [combine, gate], moved=weighed)]
         if model.shared_experts:
-            inner = model.shared_experts * model.d_ff
+            inner = model.shared_width
             up = self.linear(f"{layer}.shared_up", "shared_experts", layer, normed, width, inward * inner)
             outputs.append(self.linear(f"{layer}.shared_down", "shared_experts", layer, up, inner, width))
         return outputs

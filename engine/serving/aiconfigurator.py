@@ -54,6 +54,10 @@ class AiconfiguratorOperators:
         return f"{installed_package()}, its compiled engine for {BACKEND} on {self.gpu_type}: interpolated measurements"
 
     def operators(self, step: ServingStep) -> tuple[Operator, ...]:
+        if self.sizes.mixers:
+            raise InputError(
+                f"aiconfigurator's operators are not asked for layers of {self.sizes.mixers[0].name}; use the datasheet's"
+            )
         engine = _compiled(self.config, self.model, self.sizes, self._system(), step.kv_dtype)
         rows = engine.graph(step) + engine.gemms(self._sizes_of_gemms(), step)
         return tuple(row for row in rows if row.seconds > 0)
@@ -70,7 +74,7 @@ class AiconfiguratorOperators:
     def _sizes_of_gemms(self) -> list[tuple[str, Kind, int, int, bool]]:
         """The GEMMs that are timed by size, each with its name, kind, inner width, layers, and True if it is an FFN."""
         model, sizes = self.model, self.sizes
-        shared = model.shared_experts * model.d_ff
+        shared = model.shared_width
         gemms: list[tuple[str, Kind, int, int, bool]] = []
         if shared:
             gemms.append(("shared experts", "shared expert", shared, len(model.moe_layers), True))

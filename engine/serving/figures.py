@@ -12,6 +12,7 @@ from engine.model import MoEModel
 from engine.problem import MEMORY_SHARE
 from engine.serving.sizes import TransformerSizes
 from engine.serving.step import BYTES_PER_KV, Operator, ServingStep, by_kind, seconds_of
+from engine.units import size
 
 HALF_BYTES = 2
 ROUND_OFF = 1e-9
@@ -25,16 +26,24 @@ class Memory:
     others: the rest of the model
     kv: keys and values of its sequences at their full length
     room: bytes of the GPU that may be used, the rest is for activations, buffers and the runtime
+    states: those of its sequences in layers that keep no keys and values
     """
 
     experts: float
     others: float
     kv: float
     room: float
+    states: float = 0.0
 
     @property
     def total(self) -> float:
-        return self.experts + self.others + self.kv
+        return self.experts + self.others + self.kv + self.states
+
+    @property
+    def in_words(self) -> str:
+        """`22.5 GB experts, 12.9 GB other weights, 4.72 GB keys and values`, and states where there are any."""
+        said = f"{size(self.experts)} experts, {size(self.others)} other weights, {size(self.kv)} keys and values"
+        return f"{said}, {size(self.states)} states of sequences" if self.states else said
 
     @property
     def fits(self) -> bool:
@@ -43,7 +52,7 @@ class Memory:
     def most_sequences(self, step: ServingStep) -> int:
         """Sequences for which a GPU has room."""
         free = self.room - self.experts - self.others
-        return max(0, int(free // (self.kv / step.sequences)))
+        return max(0, int(free // ((self.kv + self.states) / step.sequences)))
 
 
 @dataclass(frozen=True)
@@ -119,9 +128,10 @@ def memory_of(held: np.ndarray, cluster: Cluster, model: MoEModel, sizes: Transf
 
     held: float64[gpu] bytes of routed experts
     """
-    inside, sixteen_bit = sizes.weights(model)
-    others = inside * model.bytes_per_number + sixteen_bit * HALF_BYTES
-    kv = step.sequences * sizes.kept_numbers(step.longest, model.layers) * BYTES_PER_KV[step.kv_dtype]
+    others = sizes.bytes_inside(model) + sizes.weights(model)[1] * HALF_BYTES
+    layers = model.layers if model.attention_layers is None else model.attention_layers
+    kv = step.sequences * sizes.kept_numbers(step.longest, layers) * BYTES_PER_KV[step.kv_dtype]
+    states = step.sequences * sum(mixer.layers * mixer.state_bytes for mixer in sizes.mixers)
     room = cluster.values("memory") * MEMORY_SHARE
     fullest = int((room - held).argmin())
-    return Memory(float(held[fullest]), float(others), float(kv), float(room[fullest]))
+    return Memory(float(held[fullest]), float(others), float(kv), float(room[fullest]), float(states))

@@ -7,7 +7,7 @@ import numpy as np
 from engine.cluster import Gpu
 from engine.costs import Datasheet
 from engine.model import MoEModel
-from engine.serving.sizes import TransformerSizes
+from engine.serving.sizes import Mixer, TransformerSizes
 from engine.serving.step import BYTES_PER_KV, Kind, Operator, ServingStep
 
 ACTIVATION_BYTES = 2
@@ -34,13 +34,20 @@ class RooflineOperators:
 
     def operators(self, step: ServingStep) -> tuple[Operator, ...]:
         model, sizes, tokens = self.model, self.sizes, step.tokens
-        moe, dense, hidden = len(model.moe_layers), len(model.dense_layers), model.d_model * ACTIVATION_BYTES
+        moe, hidden = len(model.moe_layers), model.d_model * ACTIVATION_BYTES
+        dense = len(model.dense_layers) if sizes.dense_ffns is None else sizes.dense_ffns
         timed: list[tuple[str, Kind, float, int]] = [
             ("embedding", "embedding", self._pass(2 * tokens * hidden), 1),
             ("normalisation and residual", "norm", self._pass(8 * tokens * hidden), model.layers),
         ]
         timed += [(name, "attention", seconds, layers) for name, seconds, layers in self._attention(step)]
-        timed.append(("shared experts", "shared expert", self._ffn(tokens, model.shared_experts * model.d_ff), moe))
+        for mixer in sizes.mixers:
+            timed.append((mixer.name, "attention", self._mixer(mixer, step), mixer.layers))
+        if model.expert_width:
+            down = self._gemm(tokens, model.expert_width, model.d_model, model.dtype)
+            up = self._gemm(tokens, model.d_model, model.expert_width, model.dtype)
+            timed.append(("projections to and from the experts' width", "shared expert", down + up, moe))
+        timed.append(("shared experts", "shared expert", self._ffn(tokens, model.shared_width), moe))
         timed.append(("dense FFN", "dense FFN", self._ffn(tokens, sizes.dense_d_ff), dense))
         timed.append(("output head", "head", self._gemm(step.head_rows, sizes.vocabulary, model.d_model, "bf16"), 1))
         return tuple(
@@ -53,23 +60,26 @@ class RooflineOperators:
         """Name, seconds of one layer and layers of the attention operators."""
         model, sizes, tokens = self.model, self.sizes, step.tokens
         absorbed = sizes.latent and step.phase == "decode"
+        layers = model.layers if model.attention_layers is None else model.attention_layers
+        if not layers:
+            return []
         rows = []
         for name, width, depth in sizes.projections(model.d_model):
             if absorbed and name == "key-value up-projection":
                 # The same numbers, one small GEMM a head before attention and one after it.
                 flops, weights = 2.0 * tokens * width * depth, width * depth * model.bytes_per_number
-                rows.append(("absorbed up-projections", self._roofline(flops, weights, model.dtype), model.layers))
+                rows.append(("absorbed up-projections", self._roofline(flops, weights, model.dtype), layers))
             else:
-                rows.append((name, self._gemm(tokens, width, depth, model.dtype), model.layers))
+                rows.append((name, self._gemm(tokens, width, depth, model.dtype), layers))
         keys = min(step.keys, sizes.sparse_keys or step.keys)
-        core = [("attention", self._core(step, keys, absorbed), model.layers - sizes.windowed_layers)]
+        core = [("attention", self._core(step, keys, absorbed), layers - sizes.windowed_layers)]
         if sizes.windowed_layers:
             keys = step.keys_within(sizes.window)
             core.append(("attention in windows", self._core(step, keys, absorbed), sizes.windowed_layers))
         if sizes.sparse_keys:
             flops = 2.0 * tokens * step.keys * sizes.index_heads * sizes.index_size
             read = tokens * (step.keys if step.phase == "decode" else 1) * sizes.index_size * BYTES_PER_KV[step.kv_dtype]
-            core.insert(0, ("index", self._roofline(flops, read, model.dtype), model.layers))
+            core.insert(0, ("index", self._roofline(flops, read, model.dtype), sizes.index_layers or layers))
         return [*rows[:-1], *core, rows[-1]]
 
     def _core(self, step: ServingStep, keys: float, absorbed: bool) -> float:
@@ -82,6 +92,12 @@ class RooflineOperators:
         else:
             moved = tokens * (2 * sizes.heads + 2 * sizes.kv_heads) * sizes.value_size * ACTIVATION_BYTES
         return self._roofline(flops, moved, "bf16")
+
+    def _mixer(self, mixer: Mixer, step: ServingStep) -> float:
+        """Seconds of one layer without keys and values: its matrices, and its states read and written once for every sequence;
+        the recurrence's own arithmetic is left out."""
+        gemms = sum(self._gemm(step.tokens, width, depth, self.model.dtype) for width, depth in mixer.projections)
+        return gemms + self._pass(2.0 * step.sequences * mixer.state_bytes)
 
     def _ffn(self, tokens: int, d_ff: int) -> float:
         if not d_ff:

@@ -13,6 +13,29 @@ KV_HEADS = 8
 SEQUENCES: dict[Phase, int] = {"decode": 64, "prefill": 4}
 
 
+BITS = "bits of one weight of these matrices with its scales, the mean over layers; absent: those of the model's dtype"
+
+
+class Mixer(Frozen):
+    """Layers without keys and values, such as Mamba or linear attention: they keep a state of fixed size of each sequence.
+
+    projections: (output width, input width) of the matrices that tokens are multiplied with, in order
+    further: weights of convolutions and of the recurrence in one layer
+    state_bytes: bytes that one layer keeps of a sequence, however long
+    """
+
+    name: str = Field(min_length=1, max_length=80)
+    layers: int = Field(ge=1, le=1000)
+    projections: tuple[tuple[int, int], ...] = Field(min_length=1, max_length=10)
+    further: int = Field(ge=0, le=10**12)
+    state_bytes: int = Field(ge=0, le=10**12)
+
+    @property
+    def weights(self) -> int:
+        """Numbers of one layer's matrices."""
+        return self.further + sum(width * depth for width, depth in self.projections)
+
+
 class TransformerSizes(Frozen):
     """The sizes that `MoEModel` leaves out because no placement depends on them.
 
@@ -20,7 +43,8 @@ class TransformerSizes(Frozen):
     DeepSeek-V2 §2.1), which keeps `kv_rank + rope_size` numbers of a token for all heads together. For MLA `head_size` is that
     of queries and keys without the rotary part, `value_size` that of values. Sparse latent attention (DSA, DeepSeek-V3.2 §2.1)
     scores all tokens with small index heads first, and attends to the best `sparse_keys` of them. Layers with a sliding window
-    are taken to have the same heads as the others.
+    have the same heads as the others, but may have other numbers of key-value heads. Hybrid models have `mixers` in the layers
+    that `MoEModel.attention_layers` does not count.
     """
 
     heads: int = Field(ge=1, le=4096)
@@ -35,6 +59,19 @@ class TransformerSizes(Frozen):
     index_size: int = Field(default=0, ge=0, le=65536, description="DSA: size of such a head; all share their keys")
     window: int = Field(default=0, ge=0, le=10_000_000, description="tokens that a token sees in layers with a sliding window")
     windowed_layers: int = Field(default=0, ge=0, le=1000, description="layers with a sliding window")
+    window_kv_heads: int = Field(default=0, ge=0, le=4096, description="key-value heads of those layers; 0: as the others")
+    index_layers: int | None = Field(
+        default=None, ge=1, le=1000, description="DSA: layers with an index of their own; absent: all"
+    )
+    gate: int = Field(default=0, ge=0, le=10_000_000, description="numbers of the gate on attention's output; 0: no gate")
+    mixers: tuple[Mixer, ...] = Field(default=(), max_length=10, description="layers without keys and values")
+    dense_ffns: int | None = Field(
+        default=None, ge=0, le=1000, description="layers with a dense FFN; absent: all that have no experts"
+    )
+    shared_gate: bool = Field(default=False, description="a gate of one row in front of the shared expert")
+    attention_bits: float | None = Field(default=None, gt=0, le=32, description=BITS)
+    shared_bits: float | None = Field(default=None, gt=0, le=32, description=BITS)
+    dense_bits: float | None = Field(default=None, gt=0, le=32, description=BITS)
     dense_d_ff: int = Field(ge=1, le=10_000_000, description="inner width of the FFN of dense layers")
     vocabulary: int = Field(ge=1, le=10_000_000)
     tied_embeddings: bool = Field(default=False, description="input and output embedding are one matrix")
@@ -66,20 +103,30 @@ class TransformerSizes(Frozen):
         return latent if self.latent else self.kv_heads * (self.head_size + self.value_size)
 
     def kept_numbers(self, tokens: int, layers: int) -> int:
-        """Numbers that the KV cache keeps of a sequence of so many tokens in a model of so many layers."""
-        everywhere = (layers - self.windowed_layers) * tokens + self.windowed_layers * min(tokens, self.window)
-        return everywhere * self.kv_numbers
+        """Numbers that the KV cache keeps of a sequence of so many tokens in a model with so many layers of attention."""
+        per_head, inside = self.head_size + self.value_size, min(tokens, self.window)
+        windowed = (self.window_kv_heads * per_head) or self.kv_numbers
+        numbers = (layers - self.windowed_layers) * tokens * self.kv_numbers + self.windowed_layers * inside * windowed
+        without_index = 0 if self.index_layers is None else layers - self.index_layers
+        return numbers - without_index * tokens * self.index_size
 
-    def projections(self, d_model: int) -> tuple[tuple[str, int, int], ...]:
+    def projections(self, d_model: int, index: bool = True, kv_heads: int = 0) -> tuple[tuple[str, int, int], ...]:
         """Name, output and input width of the matrices that attention multiplies tokens with, in order. Of MLA those of
-        prefill; decode takes the same numbers of the up-projection of keys and values apart (absorption)."""
+        prefill; decode takes the same numbers of the up-projection of keys and values apart (absorption).
+
+        index: False for a layer of sparse attention that takes another layer's index
+        kv_heads: of the layer; 0: the usual ones
+        """
         query = self.heads * (self.head_size + self.rope_size)
         out = ("output projection", d_model, self.heads * self.value_size)
         if not self.latent:
-            keys = self.kv_heads * (self.head_size + self.value_size)
-            return (("query, key and value projection", self.heads * self.head_size + keys, d_model), out)
+            keys = (kv_heads or self.kv_heads) * (self.head_size + self.value_size)
+            width = self.heads * self.head_size + keys + self.gate
+            return (("query, key and value projection", width, d_model), out)
         # The index heads' keys and weights come with the down-projection, their queries with those of attention.
-        width, query = self.q_rank + self.kv_numbers + self.index_heads, query + self.index_heads * self.index_size
+        width = self.q_rank + self.kv_rank + self.rope_size + self.gate
+        if index:
+            width, query = width + self.index_size + self.index_heads, query + self.index_heads * self.index_size
         return (
             ("down-projection", width, d_model),
             ("query up-projection", query, self.q_rank or d_model),
@@ -87,19 +134,44 @@ class TransformerSizes(Frozen):
             out,
         )
 
-    def attention_weights(self, d_model: int) -> int:
+    def attention_weights(self, d_model: int, index: bool = True, kv_heads: int = 0) -> int:
         """Numbers of one layer's attention matrices."""
-        return sum(width * depth for _, width, depth in self.projections(d_model))
+        return sum(width * depth for _, width, depth in self.projections(d_model, index, kv_heads))
 
     def weights(self, model: MoEModel) -> tuple[int, int]:
         """Numbers of everything but the routed experts: of the matrices inside the layers, which are in the model's number
         format, and of embedding, head and routers, which stay at 16 bits."""
-        moe, dense = len(model.moe_layers), len(model.dense_layers)
-        inside = model.layers * self.attention_weights(model.d_model)
-        inside += moe * model.shared_experts * model.ffn_matrices * model.d_model * model.d_ff
-        inside += dense * model.ffn_matrices * model.d_model * self.dense_d_ff
+        parts = self._inside(model)
+        moe = len(model.moe_layers)
         embeddings = (1 if self.tied_embeddings else 2) * self.vocabulary * model.d_model
-        return inside, embeddings + moe * model.experts * model.d_model
+        routers = moe * model.router_choices * model.d_model
+        return sum(parts.values()), embeddings + routers
+
+    def bytes_inside(self, model: MoEModel) -> float:
+        """Bytes of the matrices inside the layers without the routed experts."""
+        bits = {"attention": self.attention_bits, "shared": self.shared_bits, "dense": self.dense_bits}
+        usual = 8 * model.bytes_per_number
+        return sum(numbers * (bits[part] or usual) / 8 for part, numbers in self._inside(model).items())
+
+    def _inside(self, model: MoEModel) -> dict[str, int]:
+        """Numbers of the matrices inside the layers, by part."""
+        d_model, moe = model.d_model, len(model.moe_layers)
+        layers = model.layers if model.attention_layers is None else model.attention_layers
+        attention = layers * self.attention_weights(d_model)
+        if self.window_kv_heads:
+            windowed = self.attention_weights(d_model, kv_heads=self.window_kv_heads)
+            attention += self.windowed_layers * (windowed - self.attention_weights(d_model))
+        if self.index_layers is not None:
+            indexed = self.attention_weights(d_model) - self.attention_weights(d_model, index=False)
+            attention -= (layers - self.index_layers) * indexed
+        shared = model.ffn_matrices * d_model * model.shared_width + (d_model if self.shared_gate else 0)
+        latent = 2 * d_model * model.expert_width if model.expert_width else 0
+        dense = len(model.dense_layers) if self.dense_ffns is None else self.dense_ffns
+        return {
+            "attention": attention + sum(mixer.layers * mixer.weights for mixer in self.mixers),
+            "shared": moe * (shared + latent),
+            "dense": dense * model.ffn_matrices * d_model * self.dense_d_ff,
+        }
 
 
 def usual_serving(phase: Phase = "decode") -> ServingStep:
@@ -117,6 +189,6 @@ def usual_sizes(model: MoEModel) -> TransformerSizes:
         kv_heads=next(count for count in range(min(KV_HEADS, heads), 0, -1) if heads % count == 0),
         head_size=size,
         value_size=size,
-        dense_d_ff=model.d_ff * (model.experts_per_token + model.shared_experts),
+        dense_d_ff=model.d_ff * model.experts_per_token + model.shared_width,
         vocabulary=TrainingStep.model_fields["vocabulary"].default,
     )

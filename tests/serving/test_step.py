@@ -6,10 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine.catalogue import gpu
+from engine.catalogue import cluster_presets, gpu
 from engine.costs import Datasheet
-from engine.formats import is_huggingface, read_sizes
+from engine.formats import is_huggingface, read_model, read_sizes
 from engine.serving import step as serving_step
+from engine.serving.figures import memory_of
 from engine.serving.roofline import RooflineOperators
 from engine.serving.sizes import TransformerSizes
 from engine.serving.step import ServingStep, by_kind, load_of_step, recording_of_step, seconds_of
@@ -129,6 +130,54 @@ def test_grouped_heads_are_read(read):
     assert read({**GROUPED, "num_key_value_heads": None}).kv_heads == 32
 
 
+MAMBA = {"mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_dt_rank": 256}
+"""Jamba has these; its layers are 4096 wide here."""
+DELTA = {"linear_num_value_heads": 32, "linear_num_key_heads": 16, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
+DELTA |= {"linear_conv_kernel_dim": 4, "full_attention_interval": 4, "mamba_ssm_dtype": "float32"}
+
+
+@pytest.mark.parametrize(
+    ("config", "attention", "name", "weights", "state"),
+    [
+        (
+            MAMBA | {"model_type": "jamba", "attn_layer_period": 8, "attn_layer_offset": 4},
+            *(4, "Mamba", 8192 * (16384 // 4 * 2 + 288 + 256 + 4096 + 4 + 16), 2 * 8192 * (16 + 3)),
+        ),
+        (
+            {"model_type": "granitemoehybrid", "layer_types": (["mamba"] * 7 + ["attention"]) * 4, "mamba_n_groups": 1}
+            | {"mamba_n_heads": 128, "mamba_d_head": 64, "mamba_d_state": 128, "mamba_d_conv": 4},
+            *(4, "Mamba-2", 4096 * (16768 + 8192) + 4 * 8448, 2 * (8192 * 128 + 3 * 8448)),
+        ),
+        (
+            DELTA | {"model_type": "qwen3_next"},
+            *(8, "gated DeltaNet", 4096 * (12288 + 64 + 4096) + 4 * 8192, 4 * 4096 * 128 + 2 * 3 * 8192),
+        ),
+        (
+            {"model_type": "lfm2_moe", "layer_types": (["conv"] * 3 + ["full_attention"]) * 8, "conv_L_cache": 3},
+            *(8, "short convolution", 4 * 4096 * 4096 + 3 * 4096, 2 * 2 * 4096),
+        ),
+        (
+            {"model_type": "minimax_text_01", "attn_type_list": ([0] * 7 + [1]) * 4},
+            *(4, "lightning attention", 5 * 4096 * 4096, 4 * 32 * 128 * 128),
+        ),
+    ],
+)
+def test_hybrid_layers_keep_a_state_and_only_attention_keeps_keys_and_values(
+    read, tmp_path, config, attention, name, weights, state
+):
+    sizes = read(GROUPED | config)
+    (mixer,) = sizes.mixers
+    assert (mixer.name, mixer.layers, mixer.weights, mixer.state_bytes) == (name, 32 - attention, weights, state)
+    model = read_model(tmp_path / "config.json")
+    assert model.attention_layers == attention
+    per_token = 2 * 8 * 128 * 2
+    assert model.context_bytes_per_token == attention * per_token
+    step = ServingStep(phase="decode", sequences=2, context=8000, output=1)
+    memory = memory_of(np.zeros(8), cluster_presets()["hgx-h100-8"].cluster, model, sizes, step)
+    assert (memory.kv, memory.states) == (2 * 8001 * attention * per_token, 2 * (32 - attention) * state)
+    assert memory.total == memory.others + memory.kv + memory.states and "states of sequences" in memory.in_words
+
+
 def test_sliding_windows_are_read_where_layers_have_them(read):
     kinds = ["sliding_attention", "full_attention"] * 16
     sizes = read(GROUPED | {"sliding_window": 128, "layer_types": kinds})
@@ -143,7 +192,7 @@ def test_sliding_windows_are_read_where_layers_have_them(read):
     ("config", "message"),
     [
         (LATENT | {"index_topk": 2048}, "sparse attention (DSA) needs sparse_keys, index_heads and index_size"),
-        (GROUPED | {"ssm_state_size": 128}, "ssm_state_size: has layers of linear, state-space or other sparse"),
+        (GROUPED | {"ssm_state_size": 128}, "ssm_state_size: belongs to layers that no key lists (mamba)"),
         ({**GROUPED, "vocab_size": None}, "config.json: vocabulary is missing; none of vocab_size is there"),
         (GROUPED | {"num_key_value_heads": 5}, "32 heads cannot share 5 key-value heads evenly"),
         ({"model_type": "llama", "hidden_size": 64}, "is not an MoE model"),

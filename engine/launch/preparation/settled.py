@@ -68,12 +68,13 @@ def check_passes(repeats: int, limit: float) -> None:
 
 def computed_in(model: MoEModel, dtype: str | None, on_gpus: bool) -> MoEModel:
     """The model in the number format of the launch: fp8 becomes bf16 and TF32 real fp32, which ranks have PyTorch keep
-    to."""
+    to. Weights are of that format whatever the checkpoint's are, and latent experts get tokens of their own width."""
     if dtype not in (None, "fp32", "bf16"):
         raise InputError(f"{dtype}: a launch computes in fp32 or bf16")
     usual = {"fp8": "bf16", "tf32": "fp32"}
     own = usual.get(model.dtype, model.dtype) if on_gpus else "fp32"
-    return model.model_copy(update={"dtype": dtype or own})
+    own_numbers = dict.fromkeys(("expert_width", "expert_bits", "expert_biases"))
+    return model.model_copy(update={"dtype": dtype or own, "d_model": model.row_width, **own_numbers})
 
 
 def instructions_of(launch: Launch, devices: Devices, ranks: int, **more: Any) -> RankInstructions:

@@ -140,7 +140,7 @@ def pool_bytes(model: MoEModel, step: TrainingStep) -> float:
 
 def _widest(model: MoEModel, step: TrainingStep) -> int:
     """Numbers of the largest matrix of any operator but experts."""
-    inner = max(step.dense_d_ff, model.shared_experts * model.d_ff) * (model.ffn_matrices - 1)
+    inner = max(step.dense_d_ff, model.shared_width) * (model.ffn_matrices - 1)
     return model.d_model * max(step.vocabulary, 3 * model.d_model, inner)
 
 
@@ -164,7 +164,7 @@ def _kept_bytes(problem: Problem, placement: Placement, irregular: bool) -> np.n
     experts = (received * (2 * width + matrices * model.d_ff) + sent * width) * number
     experts += tokens * (width * number + model.experts * wide)
     if model.shared_experts:
-        experts += tokens * (matrices * model.shared_experts * model.d_ff + width) * number
+        experts += tokens * (matrices * model.shared_width + width) * number
     logits = tokens * step.vocabulary * (number + wide)
     behind = np.maximum(np.maximum(3 * scores, tokens * step.vocabulary * (number + wide)), experts.max(axis=0))
     return model.layers * attention + len(model.dense_layers) * dense + experts.sum(axis=0) + logits + behind

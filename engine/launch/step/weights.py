@@ -32,7 +32,7 @@ class Source:
         self.parameters: dict[tuple, Parameter] = {}
         """Those of this rank by operator and experts. All executors share them: each step begins with the weights of the
         seed."""
-        inner = max(step.dense_d_ff, model.shared_experts * model.d_ff)
+        inner = max(step.dense_d_ff, model.shared_width)
         numbers = model.d_model * max(step.vocabulary, 3 * model.d_model, (model.ffn_matrices - 1) * inner)
         generator = torch.Generator().manual_seed(context.instructions.seed + 2)
         pool = torch.randn(numbers + POOL_STRIDE * len(dense), generator=generator)
@@ -46,7 +46,7 @@ class Source:
         if operator.kind == "gate":
             return width, model.experts
         if operator.kind in ("dense_ffn", "shared_experts", "experts"):
-            inner = {"dense_ffn": self.step.dense_d_ff, "shared_experts": model.shared_experts * model.d_ff}
+            inner = {"dense_ffn": self.step.dense_d_ff, "shared_experts": model.shared_width}
             rows = inner.get(operator.kind, model.d_ff)
             return (width, inward * rows) if operator.name.endswith("_up") else (rows, width)
         columns = {"qkv": 3 * width, "projection": width}[operator.kind]
