@@ -4,7 +4,8 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 PORT ?= 8501
 SECONDS ?= 600
-KERNELS := $(wildcard engine/simulate/*.py engine/placement/group_loads.py engine/placement/coactivation/*.py)
+KERNELS := $(wildcard engine/simulate/*.py engine/placement/group_loads.py engine/placement/coactivation/*.py \
+	engine/placement/dispatch_rules.py engine/placement/replication/by_rank.py)
 COMPILED := engine/simulate/__pycache__/.compiled
 
 # Some hundred processes are started by the tests, and each would compile all modules anew.
@@ -12,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 GPU_CHECK = $(addprefix --json=,$(GPU_JSON))
 
-.PHONY: studio test everything fuzz gpu gpu-wheels lint pictures journeys clean
+.PHONY: studio test everything fuzz gpu gpu-wheels engines lint pictures journeys clean
 
 studio: $(VENV)/.studio
 	OPENBLAS_NUM_THREADS=1 $(PYTHON) -m streamlit run app/main.py --server.port $(PORT)
@@ -45,6 +46,10 @@ endif
 # What that Python lacks, or GPU_WHEELS for Python GPU_PYTHON_VERSION, into .gpu-wheels, which travels with the tree.
 gpu-wheels:
 	@$(or $(GPU_PYTHON),python3) -m tests.gpu.packages fetch $(GPU_WHEELS) $(addprefix --python=,$(GPU_PYTHON_VERSION))
+
+# The engines' own code beside ours, in a table: downloads their wheels, needs no GPU.
+engines: $(VENV)/.test
+	$(PYTHON) -m tests.engines
 
 lint: $(VENV)/.test
 	$(PYTHON) -m ruff check .

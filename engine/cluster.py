@@ -172,6 +172,11 @@ class Cluster(Frozen):
         return np.repeat(np.arange(len(self.nodes)), [len(node.gpus) for node in self.nodes])
 
     @property
+    def node_sizes(self) -> list[int]:
+        """GPUs of every node."""
+        return [len(node.gpus) for node in self.nodes]
+
+    @property
     def gpu_names(self) -> tuple[str, ...]:
         """Lane names such as `GPU 3 · A100-40`."""
         return tuple(f"GPU {rank} · {gpu.type}" for rank, gpu in enumerate(self.gpus))

@@ -16,7 +16,7 @@ from engine.network import Network
 from engine.overlap.operator_graph import OperatorGraph
 from engine.plan import Execution, Placement, Plan, Travel
 from engine.training import TrainingStep
-from engine.workload import RoutingTrace, TrafficMatrix, Workload
+from engine.workload import MixedTraffic, RoutingTrace, TrafficMatrix, Workload
 
 MEMORY_SHARE = 0.9
 """Part of a GPU's memory that expert weights may take; the rest is for activations, buffers and the runtime."""
@@ -46,7 +46,7 @@ def make_problem(
     A traffic matrix knows no model: each column stands for the experts of one GPU. So the model takes its numbers of
     layers and experts from the matrix, and the matrix its bytes per token from the model.
     """
-    travel = None if travel == Travel() else travel
+    travel = None if travel in (None, Travel()) else travel.on_nodes(cluster.node_sizes)
     partner = None if second is None else make_problem(second[0], cluster, second[1], cost, travel=travel)
     if isinstance(workload, TrafficMatrix):
         workload = replace(workload, bytes_per_token=model.bytes_per_token)
@@ -170,7 +170,7 @@ class Problem:
 
     def estimates_rows(self, travel: Travel | None) -> bool:
         """True if the rows that are sent are an estimate, because no tokens were recorded that share them."""
-        return travel is not None and travel.unit != "copies" and not isinstance(self.workload, RoutingTrace)
+        return travel is not None and travel.unit != "copies" and not isinstance(self.workload, RoutingTrace | MixedTraffic)
 
     @cached_property
     def network(self) -> Network:

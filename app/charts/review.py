@@ -8,9 +8,9 @@ from app.charts import step as step_charts
 from app.charts.theme import DIVERGING, MARK, NEUTRAL, SEQUENTIAL, TEAL, finish, plain
 from engine.compare.judge import interval
 from engine.compare.verdict import Verdict
-from engine.goal import Goal
 from engine.plan import Placement, Plan
 from engine.problem import Problem
+from engine.simulate.work import loads_of
 from engine.timeline import Timeline
 from engine.units import ratio, seconds, share, signed
 
@@ -26,11 +26,8 @@ def placement(plan: Plan, problem: Problem, pointed_at: int | None = None) -> go
     pointed_at: a GPU to be framed
     """
     loads, rows = [], []
-    parts = [(problem, plan.placement, "")]
-    if plan.goal is Goal.TWO_MODELS:
-        parts.append((problem.second, plan.placement_b, ", second model"))
-    for own, where, whose in parts:
-        load = np.einsum("le,leg->lg", own.demand.sum(axis=1), where.share)
+    for own, whose in zip(loads_of(plan, problem), ("", ", second model"), strict=False):
+        load = own.served.sum(axis=1)
         mean = load.mean(axis=1, keepdims=True)
         loads.append(np.divide(load, mean, out=np.ones_like(load), where=mean > 0))
         rows += [f"layer {layer}{whose}" for layer in range(len(load))]
@@ -52,7 +49,7 @@ def placement(plan: Plan, problem: Problem, pointed_at: int | None = None) -> go
         figure.add_shape(type="rect", x0=gpu - 0.5, x1=gpu + 0.5, y0=row - 0.5, y1=row + 0.5, line={"color": MARK, "width": 2})
     if pointed_at is not None and pointed_at < load.shape[1]:
         figure.add_vrect(pointed_at - 0.5, pointed_at + 0.5, line={"color": MARK, "width": 2, "dash": "dot"})
-    if len(parts) == 2:
+    if len(loads) == 2:
         ticks = np.arange(0, len(load), max(1, len(load) // 16))
         figure.update_yaxes(tickvals=ticks, ticktext=[rows[tick] for tick in ticks])
     title = f"GPU {gpu} serves {ratio(float(load[row, gpu]))} the mean in {rows[row]}: the most of any GPU (marked)"

@@ -91,11 +91,9 @@ def overlay_of(plan: Plan, problem: Problem, layer: int | None = None) -> Overla
     if problem.goal is Goal.TWO_MODELS and plan.goal is Goal.TWO_MODELS:
         parts.append((problem.second, plan.placement_b))
     chosen = slice(None) if layer is None else slice(layer, layer + 1)
-    served = sum(
-        np.einsum("le,leg->g", model_problem.demand.sum(axis=1)[chosen], placement.share[chosen])
-        for model_problem, placement in parts
-    )
-    traffic = sum(Load(model_problem, placement, plan.travel).traffic[chosen].sum(axis=0) for model_problem, placement in parts)
+    loads = [Load(model_problem, placement, plan.travel) for model_problem, placement in parts]
+    served = sum(load.served[chosen].sum(axis=(0, 1)) for load in loads)
+    traffic = sum(load.traffic[chosen].sum(axis=0) for load in loads)
     tokens = served / served.sum() if served.sum() else served
     gpus = []
     layers = list(enumerate(plan.placement.model_layers))

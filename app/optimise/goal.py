@@ -139,10 +139,20 @@ HELP = (
 )
 
 
-REPLICAS: dict[str, Replicas | None] = {"in turn": None, "fewest": "fewest"}
+REPLICAS: dict[str, Replicas | None] = {
+    "in turn": None,
+    "nearest (SGLang with DeepEP)": "nearest-static",
+    "nearest, dynamic (SGLang)": "nearest-dynamic",
+    "linear programme (SGLang)": "lp",
+    "fixed (vLLM-Ascend)": "fixed",
+    "fewest": "fewest",
+}
 REPLICAS_HELP = (
-    "Where an expert has copies. In turn: each serves as many tokens as the others. Fewest: each token goes to the copies that "
-    "touch fewest GPUs or nodes, which the engine has to be able to do."
+    "Where an expert has copies. In turn: each serves as many tokens as the others, as in vLLM, and in SGLang without an "
+    "all-to-all backend. Nearest: SGLang with DeepEP, its default: a rank has one copy, its own, else its node's first, else "
+    "one that it drew; dynamic: all in turn instead. Fixed: vLLM-Ascend gives rank r copy r modulo the copies. "
+    "Fewest: each token goes to the copies that touch fewest GPUs or nodes, which no engine is known to do. Replication plans "
+    "for the rule."
 )
 
 
@@ -165,18 +175,10 @@ def travel_inputs(problem: Problem) -> None:
         formats[way] = None if dtype == own else dtype
     if problem.model.dtype == "fp8" and formats["combine"] is None:
         st.caption(":material/info: DeepSeek's engines combine in bf16, twice as many bytes as counted here.")
-    replicas = None
-    if unit != "copies":
-        way = st.selectbox(
-            "Copies of an expert",
-            REPLICAS,
-            list(REPLICAS.values()).index(now.replicas),
-            width=160,
-            key="travel-replicas",
-            help=REPLICAS_HELP,
-        )
-        replicas = REPLICAS[way]
-    chosen = Travel(unit=unit, replicas=replicas, **formats)
+    ways = [way for way, replicas in REPLICAS.items() if unit != "copies" or replicas != "fewest"]
+    own_way = next((way for way in ways if REPLICAS[way] == now.replicas), ways[0])
+    way = st.selectbox("Copies of an expert", ways, ways.index(own_way), width=240, key="travel-replicas", help=REPLICAS_HELP)
+    chosen = Travel(unit=unit, replicas=REPLICAS[way], **formats).on_nodes(problem.cluster.node_sizes)
     if chosen != now:
         state.update(travel=None if chosen == Travel() else chosen)
         st.rerun()

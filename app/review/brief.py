@@ -120,8 +120,10 @@ def _travel(travel: Travel | None) -> list[str]:
     sentence = f"Counts on an engine that sends {ROWS[travel.unit]}"
     formats = [f"{dtype} {way}" for dtype, way in ((travel.dispatch, "in dispatch"), (travel.combine, "in combine")) if dtype]
     said = [sentence + (f", as {' and '.join(formats)}" if formats else "") + "."]
-    if travel.replicas:
+    if travel.replicas == "fewest":
         said.append(f"Has it send each token to the copies of its experts that touch fewest {TOUCHED[travel.unit]}.")
+    elif travel.replicas:
+        said.append(f"Counts on an engine that sends {travel.replicas_in_words}.")
     return said
 
 

@@ -109,10 +109,12 @@ def add_travel(command: argparse.ArgumentParser, default: str) -> None:
     """
     command.add_argument(
         "--travel",
-        metavar="UNIT[:OUT[:BACK[:fewest]]]",
+        metavar="UNIT[:OUT[:BACK[:COPIES]]]",
         help="how tokens travel: copies (every token-expert pair), gpu (one row per GPU) or node (one row per node), and the "
-        "number formats of dispatch and combine, as in node:fp8:bf16; fewest: each token to the copies of its experts that "
-        f"touch fewest GPUs or nodes, as in node:fp8:bf16:fewest or gpu:::fewest (default: {default})",
+        "number formats of dispatch and combine, as in node:fp8:bf16; of an expert's copies: absent, in turn; fewest, each "
+        "token to those that touch fewest GPUs or nodes, as in gpu:::fewest; nearest-static (SGLang with DeepEP, its default), "
+        "nearest-dynamic, lp (SGLang) or fixed (vLLM-Ascend), a rank to the one that the engine gives it, as in "
+        f"copies:fp8:bf16:nearest-static (default: {default})",
     )
 
 

@@ -78,14 +78,14 @@ def plans_and_problem(options: argparse.Namespace, paths: list[Path]) -> tuple[l
     else:
         raise InputError(f"{paths[0].name}: a bare placement needs --workload, --cluster and --model beside it")
     for path in paths:
-        plans[path] = _travelling(plans.get(path) or placed_by(files[path], problem), options)
+        plans[path] = _travelling(plans.get(path) or placed_by(files[path], problem), options, problem.cluster)
         refuse_broken(plans[path], problem, path.name)
     return [plans[path] for path in paths], problem
 
 
-def _travelling(plan: Plan, options: argparse.Namespace) -> Plan:
+def _travelling(plan: Plan, options: argparse.Namespace, cluster: Cluster) -> Plan:
     """The plan with the travel of --travel, if that is given."""
-    if not options.travel or (travel := read_travel(options)) == (plan.travel or Travel()):
+    if not options.travel or (travel := read_travel(options).on_nodes(cluster.node_sizes)) == (plan.travel or Travel()):
         return plan
     if plan.send_order.mode != "concurrent" or plan.goal is Goal.TRAINING:
         raise InputError(
@@ -153,7 +153,7 @@ def read_travel(options: argparse.Namespace) -> Travel | None:
     parts = options.travel.split(":")
     if len(parts) > 4:
         raise InputError(
-            f"--travel {options.travel}: write UNIT, UNIT:OUT, UNIT:OUT:BACK or UNIT:OUT:BACK:fewest, as in node:fp8:bf16"
+            f"--travel {options.travel}: write UNIT, UNIT:OUT, UNIT:OUT:BACK or UNIT:OUT:BACK:COPIES, as in node:fp8:bf16"
         )
     names = zip(("unit", "dispatch", "combine", "replicas"), parts, strict=False)
     return Travel.from_dict({name: part for name, part in names if part}, f"--travel {options.travel}")

@@ -45,30 +45,39 @@ class Stops:
         return (total + sizes - 1 - self._place) // sizes
 
 
-def rows_of_tokens(hosts: np.ndarray, source: np.ndarray, stops: Stops, unit: TravelUnit) -> np.ndarray:
+def rows_of_tokens(
+    hosts: np.ndarray, source: np.ndarray, stops: Stops, unit: TravelUnit, weight: np.ndarray | None = None
+) -> np.ndarray:
     """float64[src, dst] rows of a dispatch; on the diagonal those that stay.
 
     hosts: int[token, k], the GPU of every chosen expert, -1 = none
     source: int[token], the GPU that holds the token
+    weight: float64[token], by which a token counts; None: once
     """
     gpus = stops.gpus
     hosts = hosts.astype(np.int64)
     source = np.asarray(source, dtype=np.int64)[:, None]
+    counts = None if weight is None else np.broadcast_to(weight[:, None], hosts.shape)
+
+    def counted(place: np.ndarray, real: np.ndarray) -> np.ndarray:
+        pairs = np.bincount(place[real], None if counts is None else counts[real], minlength=gpus * gpus)
+        return pairs.reshape(gpus, gpus).astype(np.float64)
+
     if unit == "copies":
-        return _counted((source * gpus + hosts)[hosts >= 0], gpus)
+        return counted(source * gpus + hosts, hosts >= 0)
     hosts = np.sort(hosts, axis=1)
     here = _first_of_equal(hosts)
     if unit == "gpu":
-        return _counted((source * gpus + hosts)[here], gpus)
+        return counted(source * gpus + hosts, here)
     domain = np.where(hosts >= 0, stops.of_gpu[hosts], -1)
     entry = stops.entry[source, domain]
-    spread = _counted((entry * gpus + hosts)[here & (entry != hosts)], gpus)
+    spread = counted(entry * gpus + hosts, here & (entry != hosts))
     # Rows that stay on their GPU are not spread; those of other nodes have crossed the fabric already.
     domain.sort(axis=1)
     foreign = domain != stops.of_gpu[source]
     crossed = _first_of_equal(domain) & foreign
-    crossing = _counted((source * gpus + stops.entry[source, domain])[crossed], gpus)
-    stays = _counted((source * gpus + hosts)[here & (hosts == source)], gpus)
+    crossing = counted(source * gpus + stops.entry[source, domain], crossed)
+    stays = counted(source * gpus + hosts, here & (hosts == source))
     return spread + crossing + stays
 
 
@@ -93,10 +102,6 @@ def _first_of_equal(ascending: np.ndarray) -> np.ndarray:
     first = ascending >= 0
     first[:, 1:] &= ascending[:, 1:] != ascending[:, :-1]
     return first
-
-
-def _counted(pair: np.ndarray, gpus: int) -> np.ndarray:
-    return np.bincount(pair, minlength=gpus * gpus).reshape(gpus, gpus).astype(np.float64)
 
 
 def places_of(share: np.ndarray, stops: Stops) -> np.ndarray:
@@ -205,8 +210,8 @@ def serving_gpus(
 ) -> np.ndarray:
     """int64[token, k]: the GPU that serves every choice of a layer's tokens, -1 where there is none.
 
-    With replicas that are to be chosen they are those with which a token touches fewest GPUs, or fewest nodes where tokens
-    travel node by node and there are several. Otherwise the copies serve in turn.
+    With "fewest" they are the copies with which a token touches fewest GPUs, or fewest nodes where tokens travel node by node
+    and there are several; with another rule those of `engine.placement.dispatch_rules`. Without one copies serve in turn.
 
     experts: int[token, k], -1 = none
     source: int[token], the GPU that a token is sent from
@@ -215,6 +220,10 @@ def serving_gpus(
     if travel.replicas is None or placement.single:
         return placement.hosts(layer, experts)
     # Imported here: a rank with tokens that do not choose starts half a second sooner without the compiler.
+    if travel.replicas != "fewest":
+        from engine.placement.dispatch_rules import hosts_of_tokens
+
+        return hosts_of_tokens(placement, travel, layer, experts, source)
     from engine.placement.coactivation import chosen_copies
 
     group = stops.of_gpu if travel.unit == "node" and stops.count > 1 else np.arange(placement.gpus)

@@ -36,7 +36,9 @@ def two_tier(traffic: np.ndarray, network: Network, stop: Stop = never) -> Resul
     traffic: float64[src, dst] bytes, diagonal ignored. In the schedule src and dst are domains, each named by its first GPU;
     `Steps.of` turns it into the work of every port and link. Without links every GPU is a domain, and the order is `order`'s.
 
-    `objective` and `bound` are seconds without start-up latency; status OPTIMAL when they are equal. `bound` is the larger of
+    `objective` and `bound` are seconds without start-up latency; status OPTIMAL when they are equal. The bound is of matchings
+    of domains with bytes inside a domain only over links: several receivers at a time, or a way through the fabric and back,
+    may be faster. It is the larger of
 
     * `matched_bound` of the domains' traffic at the rates of all their ports together: a byte crosses the fabric once, so the
       transfers of a domain share its ports and follow one another;

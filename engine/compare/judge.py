@@ -15,6 +15,7 @@ from engine.serving.sizes import TransformerSizes
 from engine.serving.step import OperatorSource, ServingStep, load_of_step
 from engine.simulate import simulate
 from engine.simulate.serving import serve_as_measured, with_fused_experts
+from engine.simulate.work import loads_of
 from engine.systems.eplb import speed_of_gpu
 from engine.workload import ExpertLoad, TrafficMatrix, Workload
 
@@ -89,7 +90,7 @@ class Judge:
             return 0.0
         step, sizes, cluster = self.serving.step, self.serving.sizes, self.problem.cluster
         memory = memory_of(np.zeros(len(cluster.gpus)), cluster, self.problem.model, sizes, step)
-        return memory.others + memory.kv
+        return memory.others + memory.kv + memory.states
 
     def memory_shares(self, plan: Plan) -> np.ndarray:
         """float64[gpu]: part of each GPU's memory that the plan's experts and `bytes_beside` take."""
@@ -168,18 +169,30 @@ def timing(judge: Judge, plan: Plan, recording: Workload, loads: np.ndarray, sto
     """
     seconds, layers = judge.seconds(plan, recording, stop), judge.layer_seconds(plan, recording)
     speed = speed_of_gpu(judge.problem.with_workload(recording))
-    recorded, *redrawn = _busiest(plan, np.concatenate([recording.load[None], loads]), speed)
+    here = judge.problem.with_workload(recording)
+    shares = _shares(plan, here)
+    recorded, *redrawn = _busiest(shares, np.concatenate([recording.load[None], loads]), speed)
     longer = [float((layers * (busiest / recorded - 1)).sum()) for busiest in redrawn]
     return Timing(float(seconds), seconds + np.array(longer))
 
 
-def _busiest(plan: Plan, loads: np.ndarray, speed: np.ndarray) -> np.ndarray:
+def _shares(plan: Plan, problem: Problem) -> np.ndarray:
+    """float64[layer, expert, gpu]: the part of an expert's tokens that each GPU serves; as `Load.served` has it where copies
+    do not have equal shares."""
+    load = loads_of(plan, problem)[0]
+    if not load.has_rule:
+        return plan.placement.share
+    total = load.served.sum(axis=2, keepdims=True)
+    return np.where(total > 0, load.served / np.where(total > 0, total, 1.0), plan.placement.share)
+
+
+def _busiest(shares: np.ndarray, loads: np.ndarray, speed: np.ndarray) -> np.ndarray:
     """float64[draw, layer]: most of a layer's tokens on a GPU by its speed, as a share of them all; 1 in one without tokens.
 
-    loads: float64[draw, layer, expert]; speed: float64[gpu]
+    shares: see `_shares`; loads: float64[draw, layer, expert]; speed: float64[gpu]
     """
     total = loads.sum(axis=2)
-    of_gpu = np.matmul(loads.swapaxes(0, 1), plan.placement.share).swapaxes(0, 1) / speed
+    of_gpu = np.matmul(loads.swapaxes(0, 1), shares).swapaxes(0, 1) / speed
     return np.where(total > 0, of_gpu.max(axis=2) / np.where(total > 0, total, 1.0), 1.0)
 
 

@@ -111,7 +111,7 @@ def _own_phases(schedule: Schedule) -> Schedule:
 
 TravelUnit = Literal["copies", "gpu", "node"]
 Dtype = Literal["fp32", "bf16", "fp16", "fp8"]
-Replicas = Literal["fewest"]
+Replicas = Literal["fewest", "nearest-static", "nearest-dynamic", "fixed", "lp"]
 
 NUMBERS_PER_SCALE, BYTES_PER_SCALE = 128, 4
 """A row of 8-bit numbers carries a 32-bit scale for each 128 of them (DeepSeek-V3 §3.3.2, DeepEP)."""
@@ -139,12 +139,18 @@ class Travel(Frozen):
     dispatch: Dtype | None = None
     combine: Dtype | None = None
     replicas: Replicas | None = None
+    ranks_per_node: int | None = Field(default=None, ge=1, le=100_000)
 
     @model_validator(mode="after")
     def _copies_are_chosen_where_rows_are_shared(self) -> "Travel":
         if self.replicas == "fewest" and self.unit == "copies":
             raise ValueError("replicas: where every copy of a token travels on its own no choice saves rows; use gpu or node")
         return self
+
+    def on_nodes(self, sizes: list[int]) -> "Travel":
+        """With the ranks of a node where a rule looks at nodes and none are stated: those of the nodes if all have as many."""
+        looks = self.replicas in ("nearest-static", "nearest-dynamic") and self.ranks_per_node is None
+        return self.model_copy(update={"ranks_per_node": sizes[0]}) if looks and len(sizes) > 1 == len(set(sizes)) else self
 
     def row_bytes(self, model: MoEModel) -> tuple[float, float]:
         """Bytes of a row in dispatch and in combine. One that serves several experts brings the token's gate weights along,
@@ -157,11 +163,23 @@ class Travel(Frozen):
         """`one row per node, fp8 out, bf16 back`."""
         unit = {"copies": "one row per token copy", "gpu": "one row per GPU", "node": "one row per node"}[self.unit]
         formats = [f"{dtype} {way}" for dtype, way in ((self.dispatch, "out"), (self.combine, "back")) if dtype]
-        chosen = [f"each token to the copies that touch fewest {self.unit.replace('gpu', 'GPU')}s"] if self.replicas else []
-        return ", ".join([unit, *formats, *chosen])
+        return ", ".join([unit, *formats, *([self.replicas_in_words] if self.replicas else [])])
+
+    @property
+    def replicas_in_words(self) -> str:
+        """The copy that serves a token."""
+        near = "its own or its node's first copy, else "
+        return {
+            None: "copies in turn",
+            "fewest": f"each token to the copies that touch fewest {self.unit.replace('gpu', 'GPU')}s",
+            "nearest-static": f"every rank to {near}one that it drew (SGLang with DeepEP)",
+            "nearest-dynamic": f"every rank to {near}all in turn (SGLang, dynamic)",
+            "fixed": "every rank to one fixed copy (vLLM-Ascend)",
+            "lp": "copies by a linear programme (SGLang, lp)",
+        }[self.replicas]
 
 
 def _row_bytes(dtype: Dtype | None, model: MoEModel) -> float:
     """Bytes of a row. Only a format that is named has scales: 8-bit models as the papers have them have none."""
-    scales = -(-model.d_model // NUMBERS_PER_SCALE) * BYTES_PER_SCALE if dtype == "fp8" else 0
-    return model.d_model * BITS_PER_DTYPE[dtype or model.dtype] / 8 + scales
+    scales = -(-model.row_width // NUMBERS_PER_SCALE) * BYTES_PER_SCALE if dtype == "fp8" else 0
+    return model.row_width * BITS_PER_DTYPE[dtype or model.dtype] / 8 + scales

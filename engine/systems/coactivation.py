@@ -134,8 +134,8 @@ def notes_of_copies(
     """
     count = int(holds.sum()) - holds.shape[0] * holds.shape[1]
     text = f"{count:,} in {holds.shape[0] * holds.shape[2] * spare:,} spare slots, a heuristic without a bound"
-    if problem.travel.replicas is None:
-        text += "; served in turn: they save rows only where the engine chooses copies per token"
+    if problem.travel.replicas != "fewest":
+        text += f"; {problem.travel.replicas_in_words}: they save rows only where the engine chooses copies per token"
     else:
         rows = sum(served(instance, layer, of_layer)[1] for layer, of_layer in enumerate(holds))
         tokens = float((instance.experts >= 0).any(axis=2).sum()) or 1.0

@@ -13,13 +13,27 @@ from pydantic import Field
 
 from engine.errors import InputError
 from engine.placement.replication import ReplicationInstance, balancedness, replicate
-from engine.plan import Placement
+from engine.placement.replication.by_rank import RULES, RankedInstance, replicate_by_rank
+from engine.plan import Placement, Travel
+from engine.plan.send_order import Replicas
 from engine.problem import Problem
 from engine.result import Limits, Stop
+from engine.simulate.work import Load
 from engine.systems.base import Draft, Note, Notes, Report, System
 from engine.systems.options import Options, Order, Seed, Slots, TimeLimit
 from engine.systems.pieces import best_order
+from engine.timeline import balancedness as mean_over_max
 from engine.units import digits, share
+
+RULES_IN_WORDS: dict[str, Replicas | None] = {
+    "with copies in turn": None,
+    "nearest (SGLang with DeepEP)": "nearest-static",
+    "nearest, dynamic (SGLang)": "nearest-dynamic",
+    "by SGLang's linear programme": "lp",
+    "fixed (vLLM-Ascend)": "fixed",
+}
+MOST_GPUS = 128
+"""GPUs up to which a placement is tried under every rule: what ranks draw takes time in proportion to their square."""
 
 
 class ReplicationOptions(Options):
@@ -50,11 +64,20 @@ def eplb(problem: Problem, options: ReplicationOptions, stop: Stop, report: Repo
     instance = ReplicationInstance(loads, int(slots_of_gpu.sum()), len(slots_of_gpu), **uneven)
     report(0.1, "replicating experts", None, None)
     guard, limits = options.guard(stop), Limits(options.time_limit, wall=math.inf, seed=options.seed)
-    result = replicate(instance, limits, guard, algorithm=options.algorithm)
+    travel = problem.travel
+    rule = travel.replicas if travel and travel.replicas in RULES and not printed else None
+    if rule:
+        demand = np.array([other.demand(len(slots_of_gpu)) for other in (problem.workload, *problem.others)])
+        per_node = travel.ranks_per_node or len(slots_of_gpu)
+        result = replicate_by_rank(RankedInstance(demand, slots_of_gpu, speed, rule, per_node), options.seed, guard)
+    else:
+        result = replicate(instance, limits, guard, algorithm=options.algorithm)
     _, layers, experts = loads.shape
     placement = Placement.from_slots(result.solution, slots_of_gpu, experts, problem.model.moe_layers)
     ordered = best_order(placement, problem, options.order, stop, report)
     worst = "the worst layer of the worst recording" if len(loads) > 1 else "the worst layer"
+    if travel and travel.replicas and not rule:  # copies share otherwise than the bound supposes
+        worst += " with copies in turn"
     proof, spare = "optimal", instance.slots - experts
     if result.status.value != "OPTIMAL":
         proof = f"a heuristic within {share(result.bound / result.objective - 1)} of the best"
@@ -65,6 +88,9 @@ def eplb(problem: Problem, options: ReplicationOptions, stop: Stop, report: Repo
         ),
         "replicas": Note(f"{spare} spare slots per layer, {size:.3g} GB of memory in all"),
     }
+    if spare and len(slots_of_gpu) <= MOST_GPUS:
+        planned = Travel(replicas=rule).replicas_in_words
+        notes["copies by other rules"] = Note(f"planned for {planned}; balancedness {by_rule(problem, placement)}")
     if not printed and even and np.ptp(speed) == 0:
         greedy = replicate(instance, algorithm="eplb")
         notes["EPLB's own layout"] = Note(
@@ -72,6 +98,17 @@ def eplb(problem: Problem, options: ReplicationOptions, stop: Stop, report: Repo
             f"this one took {result.runtime:.2g} s"
         )
     return ordered.draft(notes, stop(), guard.cut)
+
+
+def by_rule(problem: Problem, placement: Placement) -> str:
+    """The balancedness of a placement under every rule by which engines use copies, in words."""
+    said = []
+    for words, rule in RULES_IN_WORDS.items():
+        travel = (problem.travel or Travel()).model_copy(update={"unit": "copies", "replicas": rule})
+        travel = travel.on_nodes(problem.cluster.node_sizes)
+        even = mean_over_max(Load(problem, placement, travel).served.sum(axis=1))
+        said.append(f"{digits(float(even.mean()))} (worst layer {digits(float(even.min()))}) {words}")
+    return ", ".join(said)
 
 
 def slots_per_gpu(problem: Problem, redundant: int, kind: str) -> np.ndarray:

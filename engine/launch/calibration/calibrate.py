@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from engine import catalogue
-from engine.catalogue.nvidia import type_of
+from engine.catalogue.links import type_of
 from engine.costs.device_profile import DeviceProfile, fits_of, held_out_of
 from engine.costs.measured import CollectiveTimes, GemmTimes, MeasuredTimes, MemoryTimes
 from engine.errors import InputError

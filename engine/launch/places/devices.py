@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 
 from engine import catalogue
-from engine.catalogue.nvidia import PCIE_LANE, Drawn, draw, type_of
+from engine.catalogue.links import PCIE_LANE, Drawn, draw, type_of
 from engine.errors import InputError, one_line
 
 PROJECT = Path(__file__).parents[3]

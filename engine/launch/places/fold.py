@@ -4,6 +4,7 @@ gives a rank several."""
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -36,7 +37,10 @@ def fold_plan(plan: Plan, ranks: int, network: Network | None = None) -> Plan:
     if ranks == gpus:
         return plan
     rank = rank_of_gpu(gpus, ranks)
-    folded = {}
+    folded: dict[str, Any] = {}
+    if plan.travel is not None and plan.travel.ranks_per_node is not None:
+        per_node = max(1, plan.travel.ranks_per_node * ranks // gpus)
+        folded["travel"] = plan.travel.model_copy(update={"ranks_per_node": per_node})
     for model in ("", "_b") if plan.goal is Goal.TWO_MODELS else ("",):
         folded[f"placement{model}"] = _fold_placement(getattr(plan, f"placement{model}"), rank)
         folded[f"send_order{model}"] = _fold_order(getattr(plan, f"send_order{model}"), rank, network)

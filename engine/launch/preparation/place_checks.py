@@ -44,7 +44,7 @@ def sent_bytes(
     """float64[layer, src, dst] bytes of the dispatches and of the combines of a model with vanilla execution. network:
     of the ranks."""
     travel, ranks = travel or Travel(), network.gpus
-    if travel.unit == "copies":
+    if travel.unit == "copies" and travel.replicas is None:
         rows = trace.demand(ranks) @ placement.share
     else:
         source, stops = trace.rank_of_token(ranks), Stops(network.domain)

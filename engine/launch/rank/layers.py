@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from engine.communication.travel import Stops, serving_gpus
 from engine.launch.rank.communicator import Communicator
 from engine.launch.rank.context import RankContext
 from engine.launch.rank.difference import Difference, allowed, coarsest, relative
@@ -68,6 +69,7 @@ class Layers:
         self.experts, self.source = context.tokens[number].experts, context.tokens[number].source
         placement, order = ((plan.placement, plan.send_order), (plan.placement_b, plan.send_order_b))[number]
         self.layers, self.mode = self.experts.shape[1], order.mode
+        self.travel = plan.travel
         self.wires = {} if plan.travel is None else dict(zip(NETWORK, wires_of(plan.travel, self.model), strict=True))
         self.number_format = coarsest(self.model, plan)
         self.weights = context.weights(self.model, self.layers)
@@ -84,7 +86,10 @@ class Layers:
 
     def _routed(self, layer: int, placement: Placement) -> tuple[Rows, Rows]:
         """Rows between ranks in a layer's dispatch and combine."""
-        out = route(self.experts[:, layer], self.home[layer], placement.share[layer])
+        choices, hosts = self.experts[:, layer], None
+        if self.travel is not None and self.travel.replicas is not None:
+            hosts = serving_gpus(placement, layer, choices, self.travel, self.home[layer], Stops(np.arange(placement.gpus)))
+        out = route(choices, self.home[layer], placement.share[layer], hosts)
         return out, combined(out, self.home[layer + 1])
 
     def _ordered(self, schedule: Schedule | None, route: Rows) -> list[Piece] | Hops:

@@ -60,16 +60,19 @@ class Piece:
     end: int
 
 
-def route(experts: np.ndarray, source: np.ndarray, share: np.ndarray) -> Route:
+def route(experts: np.ndarray, source: np.ndarray, share: np.ndarray, host: np.ndarray | None = None) -> Route:
     """Lay out one layer's dispatch. The copies that a rank has for a replicated expert go to its hosts in turn.
 
     experts: int[token, k], -1 = none
     source: int[token], the rank that holds a token
     share: float64[expert, rank] of `Placement.share`
+    host: int[token, k], the rank of every choice where it is known
     """
     token, choice = np.nonzero(experts >= 0)
     expert = experts[token, choice].astype(np.int64)
     src = source[token].astype(np.int64)
+    if host is not None:
+        return _laid_out(token, choice, expert, src, host[token, choice].astype(np.int64), share.shape[1])
     hosts = share > 0
     host_count = hosts.sum(axis=1)
     host_list = np.argsort(~hosts, axis=1, kind="stable")

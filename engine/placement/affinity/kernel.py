@@ -13,7 +13,7 @@ semidefinite relaxations. The first dispatch to layer 0 and the gathering at the
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -162,7 +162,8 @@ def affinity(
         spectral one
     staged: fewest hops between nodes first, then fewest between the GPUs of each node (ExFlow section IV-C); the objective
         is still the cost of all hops. Proven, its bound is that of plans made in stages, which a plan that weighs both kinds
-        of hops together may undercut; unproven, the bound holds for plans made in any way. Otherwise the cost is minimised.
+        of hops together may undercut; unproven, the bound holds for plans made in any way. A stage whose hops cost nothing is
+        a stage all the same. Otherwise the cost is minimised.
 
     Status OPTIMAL if proven (for `staged`: no plan with as few hops between nodes, the fewest possible, has fewer between
     GPUs), TIME_LIMIT if the clock ended a step, FEASIBLE if the work allotted was done, CANCELLED if `stop` answered True.
@@ -172,6 +173,10 @@ def affinity(
     options = {"staged": staged, "time_limit": seconds, "exact": limits.exact}
     lexicographic = staged and instance.nodes > 1 and instance.node_size > 1
     prices = instance.prices()
+    if staged and not lexicographic and prices.gpu == 0:  # the one stage that there is: its hops count, whatever they cost
+        priced, tell = replace(instance, cost_gpu=1.0, cost_node=1.0), report and (lambda objective, bound: report(0.0, 0.0))
+        fewest = affinity(priced, limits, stop, tell)
+        return result_of("affinity", start, fewest.status, 0.0, 0.0, fewest.solution, options, seed)
 
     def answer(status: Status, place: Ints, bound: float) -> Result[Ints]:
         objective = instance.cost(place)
@@ -259,6 +264,8 @@ def _exact(instance: AffinityInstance, prices: Prices, lexicographic: bool, time
         EXACT_WORK, EXACT_WORK_PER_SECOND * time_limit
     ):
         return None
+    if lexicographic and ((counts != np.rint(counts)).any() or (counts.sum() + 1.0) ** 2 > 2.0**53):
+        return None  # the least difference in hops between nodes might weigh less than hops between GPUs
     node = np.arange(instance.gpus) // node_size
     outside = counts.sum() + 1.0 if lexicographic else prices.gpu + prices.node
     inside = 1.0 if lexicographic else prices.gpu
