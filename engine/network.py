@@ -64,9 +64,9 @@ class Network:
 
     def with_efficiency(self, efficiency: Efficiency) -> "Network":
         """The same ports, with their shares multiplied by those of an efficiency."""
-        sends = np.arange(1, self.most_peers + 1)
+        sends = np.arange(1, self.most_sends + 1)
         mine = np.stack([self.reached(over_links, sends) for over_links in (False, True)])
-        share = mine * efficiency.table(self.most_peers)
+        share = mine * efficiency.table(self.most_sends)
         fabric, links = share[:, 0]
         rates = {"send": self.send * fabric, "receive": self.receive * fabric, "link": self.link * links}
         return replace(self, share=share / share[:, :1], **rates)
@@ -76,9 +76,10 @@ class Network:
         return len(self.send)
 
     @property
-    def most_peers(self) -> int:
-        """Sends that can meet at a port, from or to every other GPU, and at least 1."""
-        return max(self.gpus - 1, 1)
+    def most_sends(self) -> int:
+        """Sends that can meet at a port, at least 1: of each of two models one from or to every other GPU, as no more than two
+        all-to-alls are ever on the way."""
+        return max(2 * (self.gpus - 1), 1)
 
     @property
     def contended(self) -> bool:

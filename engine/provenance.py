@@ -12,7 +12,7 @@ SCORED_ON = ("workload", "cluster", "model", "cost", "workload_b", "model_b", "s
 def simulation_digest(plan: Plan, problem: Problem) -> str:
     """Digest of all that the simulated timeline of a plan depends on."""
     mine = input_digests(problem)
-    return digest_of("simulation 3", plan.id, *(mine.get(role, "") for role in SCORED_ON))
+    return digest_of("simulation 4", plan.id, *(mine.get(role, "") for role in SCORED_ON))
 
 
 def metrics_digests(plan: Plan, problem: Problem) -> tuple[str, str]:

@@ -261,4 +261,34 @@ class TrafficMatrix:
         return self.bytes / self.bytes_per_token
 
 
+SELDOM = 1e-8
+"""The part of a layer below which a mixture leaves out what its first recording lacks altogether."""
+
+
+@dataclass(frozen=True, eq=False)
+class MixedTraffic(TrafficMatrix):
+    """Traffic of tokens that are known, each of which counts for more or less than one: rows that experts share are counted.
+
+    parts: recordings of as many layers and experts, that of no noise first, each with float64[layer, rank], by which the tokens
+        of a rank count; together they have these bytes
+    """
+
+    parts: tuple[tuple[RoutingTrace, np.ndarray], ...] = ()
+
+    @cached_property
+    def digest(self) -> str:
+        known = [part for trace, weight in self.parts for part in (trace.digest, weight)]
+        return digest_of("mixed", self.bytes, str(self.bytes_per_token), *known)
+
+
+def without_seldom(mixed: np.ndarray, recorded: np.ndarray) -> np.ndarray:
+    """float64[layer, …]: counts of a mixture without the `SELDOM` ones: with a millionth of a token an expert or a pair of GPUs
+    would take its whole start-up time.
+
+    recorded: float64[layer, …] counts of the first recording alone
+    """
+    least = SELDOM * mixed.sum(axis=tuple(range(1, mixed.ndim)), keepdims=True)
+    return np.where((recorded == 0) & (mixed < least), 0.0, mixed)
+
+
 Workload = RoutingTrace | ExpertLoad | TrafficMatrix

@@ -85,14 +85,23 @@ def grown(cluster: Cluster, part: Sequence[Node], count: int) -> Cluster:
 
 
 def fitted(problem: Problem, cluster: Cluster) -> Problem:
-    """The problem on another cluster: sequences are dealt to its GPUs anew, so recorded ranks do not count. Raises InputError
-    where that cannot be."""
+    """The problem on another cluster: sequences are dealt to its GPUs anew, so recorded ranks do not count, and a placement in
+    use stays where there are as many GPUs. Raises InputError where that cannot be."""
     if problem.goal is Goal.TRAINING:
         raise InputError("the number of GPUs is sought for inference; a training step's batch grows with its GPUs")
     if reason := problem.cost.lacks_computation(cluster) or problem.cost.lacks_network(cluster):
         raise InputError(reason)
     second = problem.second and (_unranked(problem.second.workload), problem.second.model)
-    return make_problem(_unranked(problem.workload), cluster, problem.model, problem.cost, second)
+    in_use = problem.in_use if problem.in_use and problem.in_use.gpus == len(cluster.gpus) else None
+    travel = problem.travel
+    if travel and travel.ranks_per_node in {len(node.gpus) for node in problem.cluster.nodes}:
+        travel = travel.model_copy(update={"ranks_per_node": None})  # of the nodes that there are then
+    return make_problem(
+        *(_unranked(problem.workload), cluster, problem.model, problem.cost, second),
+        others=tuple(map(_unranked, problem.others)),
+        in_use=in_use,
+        travel=travel,
+    )
 
 
 def _unranked(workload: Workload) -> Workload:
@@ -139,7 +148,8 @@ def capacity(
     for size in (min(sizes), max(sizes)):
         if not 1 <= size <= max(1, most // own):
             raise InputError(f"{size * own} GPUs: give between {own} (one part) and {max(own, most)}")
-    _unranked(problem.workload)
+    for recording in (problem.workload, *problem.others):
+        _unranked(recording)
     common = (problem, tuple(part), system, dict(options or {}))
     tried: dict[int, CapacityPoint] = {}
     missing = sorted(set(sizes))

@@ -154,9 +154,9 @@ class AloneAndTogether:
 
 
 def exclusive_and_colocated(plan: Plan, problem: Problem, timeline: Timeline | None = None) -> AloneAndTogether:
-    """The utilisation under a plan for two models. Alone a model keeps its placement and its own order of sends (see
-    `SendOrder.alone`). timeline: of both, where it is known already. Raises InputError when the plan does not fit the problem,
-    which is of two models."""
+    """The utilisation under a plan for two models. Alone a model keeps its placement, the travel of its tokens and its order of
+    sends (see `SendOrder.alone`). timeline: of both, where it is known already. Raises InputError when the plan does not fit
+    the problem, which is of two models."""
     both = simulate(plan, problem) if timeline is None else timeline
     moved = problem.as_planned(plan)
     parts = (
@@ -165,8 +165,10 @@ def exclusive_and_colocated(plan: Plan, problem: Problem, timeline: Timeline | N
     )
     passes = []
     for which, (placement, sends, side) in zip(("first", "second"), parts, strict=True):
-        alone = Plan(name="alone", placement=placement, send_order=sends.alone, provenance=plan.provenance)
-        passes.append((f"{which} model alone ({side.model.name})", simulate_inference(alone, (Load(side, placement),))))
+        alike = {"travel": plan.travel, "provenance": plan.provenance}
+        alone = Plan(name="alone", placement=placement, send_order=sends.alone, **alike)
+        loads = (Load(side, placement, plan.travel),)
+        passes.append((f"{which} model alone ({side.model.name})", simulate_inference(alone, loads)))
     return AloneAndTogether(tuple(_of(served, part) for served, part in (*passes, ("both colocated", both))))
 
 

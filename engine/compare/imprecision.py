@@ -24,7 +24,7 @@ from engine.systems import SYSTEMS, run
 from engine.systems.base import Report, silent
 from engine.systems.options import Value
 from engine.units import share
-from engine.workload import TrafficMatrix
+from engine.workload import ExpertLoad, MixedTraffic, RoutingTrace, TrafficMatrix, without_seldom
 
 Noise = Literal["layers", "experts"]
 
@@ -36,9 +36,9 @@ def noisy(problem: Problem, level: float, seed: int = 0, noise: Noise | None = N
     """The problem with `level` (0 … 1) of every layer's tokens going elsewhere; every rank sends as many as before.
 
     noise: "layers": where up to three other layers, drawn by `seed`, send theirs; "experts": where the layer's own would go
-    if its experts changed their places at random; None: layers where there are several. The workload becomes a matrix of
-    (source rank, expert), without single tokens. Level 0 is the problem itself. Raises InputError for a level or noise that
-    cannot be.
+    if its experts changed their places at random; None: layers where there are several. A routing log becomes a `MixedTraffic`,
+    so that rows are counted as in the log itself; loads and traffic stay what they are. Level 0 is the problem itself. Raises
+    InputError for a level or noise that cannot be.
     """
     if not 0 <= level <= 1:
         raise InputError(f"imprecision: {level:g} is not between 0 and 1")
@@ -54,22 +54,33 @@ def noisy(problem: Problem, level: float, seed: int = 0, noise: Noise | None = N
 
 
 def _noisy_model(problem: Problem, level: float, rng: np.random.Generator, kind: Noise) -> Problem:
-    demand = problem.demand
+    demand, recording = problem.demand, problem.workload
     layers, _, experts = demand.shape
-    noise = np.empty_like(demand)
-    for layer in range(layers):
-        if kind == "layers":
-            others = np.delete(np.arange(layers), layer)
-            drawn = rng.permutation(others)[:OTHER_LAYERS]
-            noise[layer] = demand[drawn].mean(axis=0)
-        else:
-            noise[layer] = demand[layer][:, rng.permutation(experts)]
-    sent, elsewhere = demand.sum(axis=2, keepdims=True), noise.sum(axis=2, keepdims=True)
+    # Of every layer the layers whose tokens are its noise, and of their experts those that its own stand for.
+    own, name_of = np.arange(layers)[:, None], np.tile(np.arange(experts), (layers, 1))
+    if kind == "layers":
+        taken = np.array([rng.permutation(np.delete(own, layer))[:OTHER_LAYERS] for layer in range(layers)])
+    else:
+        taken, name_of = own, np.array([rng.permutation(experts) for _ in range(layers)])
+    noise = np.take_along_axis(demand[taken].mean(axis=1), name_of[:, None, :], axis=2)
+    sent, elsewhere = demand.sum(axis=2), noise.sum(axis=2)
     # A rank that sends nothing in the other layers goes on sending as recorded.
-    scaled = np.where(elsewhere > 0, noise * sent / np.where(elsewhere > 0, elsewhere, 1.0), demand)
-    mixed, size = (1 - level) * demand + level * scaled, problem.model.bytes_per_token
-    name = f"{problem.workload.name}, {share(level)} imprecise"
-    return replace(problem, workload=TrafficMatrix(name, mixed * size, size), others=())
+    weight = np.where(elsewhere > 0, level * sent / np.where(elsewhere > 0, elsewhere, 1.0), 0.0)
+    kept = np.where(elsewhere > 0, 1 - level, 1.0)
+    mixed = without_seldom(kept[:, :, None] * demand + weight[:, :, None] * noise, demand)
+    name, size = f"{recording.name}, {share(level)} imprecise", problem.model.bytes_per_token
+    if isinstance(recording, ExpertLoad):
+        apart = recording.by_source is not None and len(recording.by_source) == demand.shape[1]
+        parts = {"by_source": mixed.transpose(1, 0, 2) if apart else None, "by_step": None}
+        return replace(problem, workload=replace(recording, name=name, load=mixed.sum(axis=1), **parts))
+    if not isinstance(recording, RoutingTrace):
+        return replace(problem, workload=TrafficMatrix(name, mixed * size, size))
+    called = np.pad(np.argsort(name_of, axis=1), ((0, 0), (0, 1)), constant_values=-1).astype(recording.experts.dtype)
+    parts = [(recording, kept)]
+    for layer_of in taken.T:
+        chosen = called[np.arange(layers)[:, None], recording.experts[:, layer_of]]
+        parts.append((replace(recording, experts=chosen), weight / taken.shape[1]))
+    return replace(problem, workload=MixedTraffic(name, mixed * size, size, parts=tuple(parts)))
 
 
 LEVELS = (0.0, 0.15, 0.3, 0.45, 0.6, 0.75)

@@ -6,8 +6,8 @@ Attention at home costs every plan the same and is left out of all timelines. Un
 GPU that carries the token, so the one with most tokens decides; its excess over attention at home is an event before the gate.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -16,9 +16,10 @@ from engine.cluster import Gpu
 from engine.communication.travel import places_of, rows_by_chance, rows_of_tokens, rows_to_all, serving_gpus, touched_by_chance
 from engine.errors import InputError
 from engine.network import Network
+from engine.placement.dispatch_rules import shares_of_ranks
 from engine.plan import Execution, Placement, Plan, Travel, TravelUnit
 from engine.problem import Problem
-from engine.workload import ExpertLoad, RoutingTrace
+from engine.workload import ExpertLoad, MixedTraffic, RoutingTrace, without_seldom
 
 PLAIN = Travel()
 """One row per token copy, as plain all-to-all implementations send them."""
@@ -78,10 +79,26 @@ class Load:
         self.problem, self.placement, self.travel, self.execution = problem, placement, travel or PLAIN, execution
 
     @property
+    def has_rule(self) -> bool:
+        """True if the copies of an expert do not serve equal shares of every rank's tokens."""
+        return self.travel.replicas is not None and self.execution == "vanilla" and not self.placement.single
+
+    @property
+    def by_rank(self) -> bool:
+        """True if the rule looks at the rank that sends, not at each token alone."""
+        return self.has_rule and self.travel.replicas != "fewest"
+
+    @property
     def chooses_copies(self) -> bool:
-        """True if each token chooses among the copies of an expert by its destinations, False if they serve equal shares."""
-        wanted = self.travel.replicas is not None and self.execution == "vanilla"
-        return wanted and not self.placement.single and isinstance(self.problem.workload, RoutingTrace)
+        """True if the copy of every token is followed, False if shares of loads are."""
+        return self.has_rule and isinstance(self.problem.workload, RoutingTrace | MixedTraffic)
+
+    @property
+    def shares(self) -> Iterator[np.ndarray]:
+        """Layer by layer the share of a rank's tokens that each GPU serves: float64[expert, gpu], with a rule that looks at the
+        rank float64[source rank, expert, gpu]. Of `fewest`, which looks at tokens, equal shares."""
+        for layer, load in enumerate(self.problem.workload.load):
+            yield (shares_of_ranks(self.placement, self.travel, layer, load) if self.by_rank else self.placement.share[layer])
 
     @cached_property
     def hosts(self) -> np.ndarray:
@@ -96,13 +113,52 @@ class Load:
     @cached_property
     def served(self) -> np.ndarray:
         """float64[layer, expert, gpu]: token copies of every expert that each GPU serves."""
-        if not self.chooses_copies:
+        if not (self.by_rank or self.chooses_copies):
             return self.problem.demand.sum(axis=1)[:, :, None] * self.placement.share
-        served = np.zeros(self.placement.share.shape)
-        for layer, hosts in enumerate(self.hosts):
-            real = hosts >= 0
-            np.add.at(served[layer], (self.problem.workload.experts[:, layer][real], hosts[real]), 1.0)
+        if not self.chooses_copies:
+            return np.array([_served(*layer) for layer in zip(self.problem.demand, self.shares, strict=True)])
+        return self._followed(Load.served_by)
+
+    def served_by(self, layer: int, hosts: np.ndarray, count: np.ndarray | None) -> np.ndarray:
+        """float64[expert, gpu]: token copies of a layer of a routing trace.
+
+        hosts: int[token, k], the GPU of every choice, -1 = none
+        count: float64[token], by which a token counts; None: once
+        """
+        real, served = hosts >= 0, np.zeros(self.placement.share.shape[1:])
+        counts = 1.0 if count is None else np.broadcast_to(count[:, None], hosts.shape)[real]
+        np.add.at(served, (self.problem.workload.experts[:, layer][real], hosts[real]), counts)
         return served
+
+    @cached_property
+    def _parts(self) -> tuple[tuple["Load", np.ndarray | None], ...]:
+        """The loads whose tokens are followed, each with what these count: float64[layer, rank], None where each is one."""
+        workload = self.problem.workload
+        if isinstance(workload, RoutingTrace):
+            return ((self, None),)
+        alike = self.placement, self.travel, self.execution
+        return tuple((Load(replace(self.problem, workload=trace), *alike), count) for trace, count in workload.parts)
+
+    def _followed(self, counted: Callable[["Load", int, np.ndarray, np.ndarray | None], np.ndarray]) -> np.ndarray:
+        """float64[layer, …]: sums over tokens, without what is too seldom in a mixture.
+
+        counted: from a load, a layer, int[token, k] hosts, and what each token counts
+        """
+        sums = []
+        for load, count in self._parts:
+            rank = load.problem.workload.rank_of_token(len(load.problem.cluster.gpus))
+            of_tokens = [None] * len(load.hosts) if count is None else count[:, rank]
+            sums.append(
+                np.array([counted(load, layer, *both) for layer, both in enumerate(zip(load.hosts, of_tokens, strict=True))])
+            )
+        return sums[0] if len(sums) == 1 else without_seldom(sum(sums), sums[0])
+
+    def _counted_rows(self, unit: TravelUnit) -> np.ndarray:
+        """float64[layer, src, dst] rows of the dispatch, counted on tokens."""
+        stops = self.problem.stops
+        return self._followed(
+            lambda load, layer, hosts, count: rows_of_tokens(hosts, load.problem.gpu_of_token, stops, unit, count)
+        )
 
     @cached_property
     def traffic(self) -> np.ndarray:
@@ -117,19 +173,20 @@ class Load:
     def _rows(self) -> np.ndarray:
         """float64[layer, src, dst] rows of the dispatch."""
         problem, share, unit = self.problem, self.placement.share, self.travel.unit
-        if unit == "copies":
-            return problem.demand @ share
         stops, workload = problem.stops, problem.workload
-        if isinstance(workload, RoutingTrace):
-            source = problem.gpu_of_token
-            return np.array([rows_of_tokens(hosts, source, stops, unit) for hosts in self.hosts])
-        share = places_of(share, stops) if unit == "node" else share
+        if self.chooses_copies or (unit != "copies" and isinstance(workload, RoutingTrace | MixedTraffic)):
+            return self._counted_rows(unit)
+        if unit == "copies":
+            if not self.by_rank:
+                return problem.demand @ share
+            return np.array([_rows_sent(*layer) for layer in zip(problem.demand, self.shares, strict=True)])
         k, tokens = problem.model.experts_per_token, problem.tokens_of_rank
-        if isinstance(workload, ExpertLoad):  # every source sends alike
-            touched = touched_by_chance(workload.load, k, share)[:, None]
+        places = (places_of(share, stops) if unit == "node" else share for share in self.shares)
+        if isinstance(workload, ExpertLoad) and not self.by_rank:  # every source sends alike
+            touched = touched_by_chance(workload.load, k, np.array(list(places)))[:, None]
             touched = np.broadcast_to(touched, (*tokens.shape, touched.shape[2]))
         else:
-            touched = (touched_by_chance(problem.demand[layer], k, share[layer]) for layer in range(workload.layers))
+            touched = (touched_by_chance(here, k, place) for here, place in zip(problem.demand, places, strict=True))
         return np.array([rows_by_chance(*layer, stops, unit) for layer in zip(touched, tokens, strict=True)])
 
     @property
@@ -144,10 +201,11 @@ class Load:
         """float64[layer, src, dst] bytes if every copy of a token travelled on its own to the GPU that serves it; the diagonal
         stays."""
         if self.chooses_copies:
-            source, stops = self.problem.gpu_of_token, self.problem.stops
-            rows = np.array([rows_of_tokens(of_layer, source, stops, "copies") for of_layer in self.hosts])
-            return rows * self.problem.model.bytes_per_token
-        plain = self if self.travel == PLAIN else Load(self.problem, self.placement, PLAIN, self.execution)
+            return self._counted_rows("copies") * self.problem.model.bytes_per_token
+        rule = {"replicas": self.travel.replicas, "ranks_per_node": self.travel.ranks_per_node}
+        kept = rule if self.by_rank else {}
+        alone = PLAIN.model_copy(update=kept)
+        plain = self if self.travel == alone else Load(self.problem, self.placement, alone, self.execution)
         return plain.traffic if self.execution == "vanilla" else plain.work.dispatch
 
     @cached_property
@@ -157,6 +215,16 @@ class Load:
             return _context_coherent(self)
         held = self.problem.tokens_of_rank
         return Work(self.traffic, self.traffic_back, compute_seconds(self, held, held), unit=self.travel.unit)
+
+
+def _served(demand: np.ndarray, share: np.ndarray) -> np.ndarray:
+    """float64[expert, gpu] token copies of one layer, from those of every rank (float64[source rank, expert])."""
+    return demand.sum(axis=0)[:, None] * share if share.ndim == 2 else np.einsum("re,reg->eg", demand, share)
+
+
+def _rows_sent(demand: np.ndarray, share: np.ndarray) -> np.ndarray:
+    """float64[source rank, gpu] token copies of one layer that are sent."""
+    return demand @ share if share.ndim == 2 else np.einsum("re,reg->rg", demand, share)
 
 
 def work_of(placement: Placement, problem: Problem, execution: Execution = "vanilla", travel: Travel | None = None) -> Work:

@@ -26,7 +26,7 @@ from engine.simulate.colocated import ExpertSeconds, layer_weight
 from engine.simulate.work import Load, Work
 from engine.systems.aurora_exclusive import EXCHANGES_PER_EXPERT, AuroraOptions, fixed_compute, instance_of_layer
 from engine.systems.base import Draft, Note, Notes, Report
-from engine.systems.pieces import Ordered, fastest_plan, phased_order, slots_of_gpu, spread_evenly, to_placement
+from engine.systems.pieces import Ordered, fastest_plan, phased_order, rows_counted, slots_of_gpu, spread_evenly, to_placement
 
 LARGEST, MOST_PAIRS = 128, 250_000
 """GPUs for which a joint order is made, at most: its linear programs have a variable for every pair. And pairs of GPUs in all
@@ -146,9 +146,10 @@ def colocating(problem: Problem, options: AuroraOptions, stop: Stop, report: Rep
     ordered = best_orders(placements, problem, options.order, stop, report)
     notes: Notes = {
         "matching": Note(
-            f"best pairs of bundles proven in {proven} of {layers} layers; exchanges of experts after it are a heuristic"
+            f"best pairs of bundles proven in {proven} of {layers} layers{rows_counted(problem)}; exchanges of experts after "
+            "it are a heuristic"
         ),
-        "paper's method (decoupled), relative to ours": Note(papers / ours if ours else 1.0, "×"),
+        f"paper's method (decoupled), relative to ours{rows_counted(problem)}": Note(papers / ours if ours else 1.0, "×"),
     }
     return ordered.draft(notes, stop(), guard.cut, bound)
 

@@ -26,7 +26,7 @@ from engine.result import Guard, Limits, Stop, never
 from engine.simulate.work import Load, ranks_of_gpu
 from engine.systems.base import Draft, Note, Notes, Report
 from engine.systems.options import Options, Seed, Slots, TimeLimit
-from engine.systems.pieces import best_order, order_by, slots_of_gpu, spread_evenly, to_placement
+from engine.systems.pieces import best_order, order_by, rows_counted, slots_of_gpu, spread_evenly, to_placement
 
 EXCHANGES_PER_EXPERT, SECONDS_PER_EXCHANGE = 60, 1e-4
 """Exchanges tried in a layer, and the seconds of one on 1024 GPUs, which only divide a time limit."""
@@ -146,9 +146,7 @@ def exclusive(problem: Problem, options: AuroraOptions, stop: Stop, report: Repo
     guard = options.guard(stop)
     gpu_of_expert, bound, notes, _ = assign_layers(problem, options.slots, options.time_limit, options.seed, guard, report)
     placement = to_placement(gpu_of_expert, problem)
-    if problem.travel is not None:
-        bound = None  # if one row serves several experts, the bytes of a placement are not the sum over its experts
-    elif not problem.network.direct:
+    if not problem.network.direct:
         bound = relayed_bound(problem)  # the one so far is for bytes that go straight to their receivers
     if stop():
         return Draft(placement, SendOrder(mode="concurrent"), bound, notes, cancelled=True)
@@ -245,7 +243,8 @@ def assign_layers(
         objective += needed
         bound += result.bound
         proven += needed <= result.bound * (1 + PROVEN_GAP)
-    said = f"proven optimal in {proven} of {layers} layers (max FFN + 2 · max all-to-all, no start-up times)"
+    counted = rows_counted(problem)
+    said = f"proven optimal in {proven} of {layers} layers (max FFN + 2 · max all-to-all, no start-up times{counted})"
     notes = {"placement": Note(said), "placement objective": Note(objective, "s")}
     return gpu_of_expert, bound, notes, stop()
 
@@ -298,7 +297,7 @@ def compare_with_printed(gpu_of_expert: np.ndarray, problem: Problem, stop: Stop
             seconds = LayerSeconds(problem, layer)
             ours += seconds.afresh(row)
             theirs += seconds.afresh(sorted_assignment(load[layer], speed, held))
-        notes["Theorem 5.1's placement, relative to ours"] = Note(theirs / ours if ours else 1.0, "×")
+        notes[f"Theorem 5.1's placement, relative to ours{rows_counted(problem)}"] = Note(theirs / ours if ours else 1.0, "×")
     if problem.network.gpus > MOST_PRINTED_GPUS:
         return notes
     # Fabric and links work side by side: the slower of the two is the time of an all-to-all.

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 from engine.errors import InputError
@@ -53,6 +53,8 @@ def proof_of(result: Result) -> str:
 class Draft:
     """The answer of a recipe: the parts of a plan and a bound (None: only the send order was a choice).
 
+    bound: seconds below which no placement is, by one row per token copy in the model's format, as all kernels count; `run`
+        claims none where tokens travel otherwise, for then bytes are not the sum over experts
     notes: findings for people, such as the paper's own rule compared with ours
     limited: True if a time limit cut the work short
     timeline: the predicted one, if the recipe has simulated just these parts
@@ -163,6 +165,8 @@ def run(
     if problem.goal not in system.goals:
         raise InputError(_wrong_goal(system, problem.goal))
     draft = system.recipe(problem, settings, stop, report)
+    if problem.travel is not None:
+        draft = replace(draft, bound=None)
     plan = draft.plan(system.title, _provenance(system, settings, problem), problem.travel)
     loads = draft.loads or loads_of(plan, problem)
     timeline = draft.timeline or simulate(

@@ -74,6 +74,11 @@ def linear_placement(problem: Problem, kind: str = "even") -> Placement:
     return to_placement(np.tile(row, (problem.workload.layers, 1)), problem)
 
 
+def rows_counted(problem: Problem) -> str:
+    """The rows by which Aurora's kernels weigh a placement, for the end of a note; empty where tokens travel just so."""
+    return "" if problem.travel is None else ", counted by one row per token copy"
+
+
 # Send order
 
 

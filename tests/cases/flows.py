@@ -22,6 +22,17 @@ def fabric(send, receive=None, latency: float = 0.0) -> Network:
     return Network(send, receive, nothing, np.arange(len(send)), latency, nothing)
 
 
+def linked_network(nodes, send, link, latency=0.0, link_latency=0.0) -> Network:
+    """A network of GPUs with the same rates.
+
+    nodes: int64[gpu].
+    send, link: bytes/s.
+    latency, link_latency: seconds.
+    """
+    ones = np.ones(len(nodes))
+    return Network(send * ones, send * ones, link * ones, np.array(nodes), latency, link_latency * ones)
+
+
 def contended(network: Network, contention: float) -> Network:
     """The network with ports that lose a share of their rate for each send that they have."""
     points = contention_points(contention, network.gpus)

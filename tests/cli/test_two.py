@@ -1,6 +1,7 @@
 """The command line with two models, several recordings, a placement in use, and tokens that stay."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from engine.cli import main
 from engine.errors import InputError
 from engine.formats import read_plan
 from engine.launch.running import local as running
+from engine.systems import SYSTEMS
 from tests.cases.cli import CLUSTER, SAMPLES
 
 SHORT = ["--set", "time_limit=0.2"]
@@ -50,6 +52,22 @@ def coherent(engine, files, tmp_path) -> Path:
     path = tmp_path / "coherent.json"
     engine.json("plan", *files.first, "--system", "exflow", *SHORT, "-o", path)
     return path
+
+
+def test_a_system_that_fails_leaves_the_others_their_plans(engine, files, tmp_path, monkeypatch):
+    def fails(problem, options, stop, report):
+        raise AssertionError("the bound 2\nlies above 1")
+
+    systems, saved = {"rec": replace(SYSTEMS["rec"], recipe=fails), "linear": SYSTEMS["linear"]}, tmp_path / "best.json"
+    for names in ("systems_for", "named_for"):
+        monkeypatch.setattr(f"engine.cli.plan.{names}", lambda problem: systems)
+    asked = "plan", *files.first, *files.second, "-o", saved, "--system"
+    code, out, errors = engine(*asked, "all")
+    assert code == 0 and "Linear placement" in out and read_plan(saved).name == "Linear placement"
+    (line,) = (line for line in errors.splitlines() if "REC" in line and "cannot" in line)
+    assert "a fault of Switchyard (AssertionError: the bound 2 lies above 1); run rec alone" in line
+    with pytest.raises(AssertionError):
+        engine(*asked, "rec")
 
 
 def test_one_recording_of_the_two_can_be_another(engine, files, pair):

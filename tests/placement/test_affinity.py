@@ -63,6 +63,23 @@ def test_equals_every_placement(instance):
     assert result.objective == result.bound == pytest.approx(best, rel=1e-9, abs=1e-9)
 
 
+@tried(6, st.integers(0, 2**32 - 1), st.sampled_from(["integer", "float"]), fewest=3)
+def test_a_stage_without_a_price_is_a_stage(seed, kind):
+    for (layers, experts, gpus, size), cost in product(
+        [(3, 4, 2, None), (2, 4, 4, 4), (3, 4, 2, 1), (2, 4, 4, 2)], [(0.0, 1.0), (1.0, 0.0), (0.0, 0.0), (2.0, 3.0)]
+    ):
+        instance = AffinityInstance(random_counts(layers, experts, seed, kind), gpus, size, *cost)
+        said = []
+        result = affinity(instance, staged=True, report=lambda *progress, said=said: said.append(progress))
+        _, *hops = check(result, instance)
+        if result.status is Status.OPTIMAL:
+            assert tuple(hops) == pytest.approx(min(map(instance.hops, every_placement(layers, experts, gpus))), abs=1e-9)
+        assert (result.status is Status.OPTIMAL) == (kind == "integer" or size != 2), (
+            "fractions of hops have no weight above all"
+        )
+        assert said[-1] == (result.objective, result.bound)
+
+
 @pytest.mark.parametrize(
     ("experts", "gpus", "gpus_per_node"), [(8, 4, 4), (8, 4, 2), *(((9, 3, 3), (10, 2, 2)) if everything.WANTED else ())]
 )

@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from engine.cluster import Efficiency
 from engine.communication.order import meeting_bound, order
 from engine.errors import InputError
 from engine.network import Network, off_diagonal
 from engine.simulate.fabric import Fabric
 from engine.simulate.flows import Flows, all_to_all
 from tests.cases.examples import tried
-from tests.cases.flows import contended, fabric, loaded_networks, schedule_for
+from tests.cases.flows import contended, fabric, linked_network, loaded_networks, schedule_for
 from tests.oracles.communication import check_flows
 from tests.oracles.flows import plain_flows, sends_of
 from tests.strategies import cluster_of, make_gpu, networks, seeds, traffics
@@ -52,6 +53,19 @@ def run(network: Network, listed: list) -> Fabric:
     for name in range(len(listed)):
         both.finish(str(name))
     return both
+
+
+@pytest.mark.parametrize("gpus", [2, 3, 5])
+@pytest.mark.parametrize("linked", [False, True])
+def test_the_sends_of_two_models_meet_at_a_port(gpus, linked):
+    """All pairs of both send alike from the same moment on, so that every port has two sends for every other GPU."""
+    rate, size, points = 1e6, 1e4, ((1, 1.0), (2 * gpus - 2, 0.25))
+    drawn = linked_network([0] * gpus, rate, rate) if linked else fabric([rate] * gpus)
+    network = drawn.with_efficiency(Efficiency(fabric=points, links=points))
+    traffic = np.full((gpus, gpus), size) * ~np.eye(gpus, dtype=bool)
+    both = run(network, [(0.0, "concurrent", None, traffic)] * 2)
+    ends = [both.finish(str(name)) for name in range(2)]
+    assert ends == pytest.approx([2 * (gpus - 1) * size / rate / 0.25] * 2)
 
 
 @tried(100, collectives(most=1), st.sampled_from((0.0, 0.7)))

@@ -1,10 +1,13 @@
 """Noise in the traffic, contention from which ordering pays, and utilisation with one and two models."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from app.charts import cluster as charts
 from engine import store
+from engine.cluster import Efficiency
 from engine.compare.contention import (
     CONTENTIONS,
     AloneAndTogether,
@@ -28,7 +31,7 @@ from engine.simulate.work import work_of, works_of
 from engine.systems import SYSTEMS, run
 from engine.systems.base import silent
 from engine.systems.pieces import best_order, linear_placement
-from engine.workload import TrafficMatrix
+from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix, Workload
 from tests.cases.problems import small, step_problem
 from tests.cases.samples import in_nodes
 from tests.cases.two_models import pair_of_samples
@@ -66,6 +69,48 @@ def test_two_models_are_compared_with_random_gpus_and_random_colocation() -> Non
     assert by_system["rga+rec"] == simulate(plan, noisy(problem, 0.75, 0, "layers")).total
     baseline, first, last = gains(points)
     assert baseline == "rga+rec" and last == by_system["rga+rec"] / by_system["aurora"] and first > 1
+
+
+def recordings(tokens: int) -> list[Workload]:
+    """One recording as a log with padding, as loads, as loads of ranks, and as traffic; few tokens leave pairs without any."""
+    rng = np.random.default_rng(4)
+    chosen = np.argsort(rng.gumbel(size=(tokens, 3, 8)) - np.arange(8) / 2, axis=2)[:, :, :2].astype(np.int16)
+    chosen[rng.random(tokens) < 0.2] = -1
+    trace = RoutingTrace("log", chosen, 8)
+    of_ranks = ExpertLoad("ranks", trace.load, (1, 2, 3), trace.demand(4).transpose(1, 0, 2))
+    matrix = TrafficMatrix("matrix", trace.demand(4) * 128, 128)
+    return [trace, replace(of_ranks, by_source=None), of_ranks, matrix]
+
+
+@pytest.mark.parametrize("tokens", [9, 400])
+@pytest.mark.parametrize(
+    "travel",
+    [None, Travel(unit="gpu"), Travel(unit="node", dispatch="fp8")]
+    + [Travel(replicas=rule) for rule in ("nearest-dynamic", "lp")]
+    + [Travel(unit=unit, replicas=rule) for unit in ("gpu", "node") for rule in ("fewest", "nearest-static", "fixed")],
+    ids=lambda travel: travel.in_words if travel else "plain",
+)
+def test_next_to_no_noise_is_next_to_no_change_and_what_is_counted_stays_counted(travel, tokens) -> None:
+    """Tokens of ranks as in the log, by hand: at level 1 of two layers each has the tokens of the other."""
+    cluster = in_nodes(4, 2, 1e7).model_copy(update={"latency": 1e-3, "efficiency": Efficiency(fabric=((1, 1.0), (3, 0.4)))})
+    for workload in recordings(tokens):
+        problem = make_problem(workload, cluster, make_model(3, 8, 2), Datasheet(), travel=travel, others=(workload,))
+        for system in ("linear", "eplb"):
+            plan = run(SYSTEMS[system], problem, {"redundant": 1} if system == "eplb" else {}).result.solution
+            before = simulate(plan, problem).total
+            for kind in ("layers", "experts"):
+                mixed = noisy(problem, 1e-9, 0, kind)
+                assert simulate(plan, mixed).total == pytest.approx(before, rel=1e-7)
+                assert mixed.others == problem.others and mixed.estimates_rows(travel) == problem.estimates_rows(travel)
+    trace = replace(recordings(tokens)[0], experts=recordings(tokens)[0].experts[:, :2])
+    problem, turned = (
+        make_problem(each, cluster, make_model(2, 8, 2), Datasheet(), travel=travel)
+        for each in (trace, replace(trace, experts=trace.experts[:, ::-1]))
+    )
+    plan = run(SYSTEMS["eplb"], problem, {"redundant": 1}).result.solution
+    assert simulate(plan, noisy(problem, 1.0)).total == pytest.approx(simulate(plan, turned).total, rel=1e-7)
+    rows, own, other = (works_of(plan, each)[0].dispatch for each in (noisy(problem, 0.25), problem, turned))
+    assert np.allclose(rows, 0.75 * own + 0.25 * other, rtol=1e-6), "rows are those of all tokens, in their shares"
 
 
 def test_a_gain_needs_two_levels() -> None:
@@ -234,5 +279,12 @@ def test_it_is_kept_as_it_is():
 def test_one_model_cannot_be_colocated():
     problem = pair_of_samples()
     alone = make_problem(problem.workload, problem.cluster, problem.model, problem.cost)
+    travelling = replace(
+        problem, travel=Travel(dispatch="fp32"), second=replace(problem.second, travel=Travel(dispatch="fp32"))
+    )
+    plan = run(SYSTEMS["linear"], travelling).result.solution
+    first = exclusive_and_colocated(plan, travelling).parts[0]
+    own = plan.with_parts(placement_b=None, send_order_b=None)
+    assert first.seconds == simulate(own, replace(travelling, second=None)).total, "tokens travel alone as they do together"
     with pytest.raises(InputError, match="open the second"):
         exclusive_and_colocated(run(SYSTEMS["linear"], problem).result.solution, alone)

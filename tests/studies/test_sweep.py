@@ -12,6 +12,7 @@ from engine.compare.sensitivity import operators_of
 from engine.compare.sweep import SweepPoint, best_of, check_values, sweep, trials_of
 from engine.costs import Datasheet
 from engine.errors import InputError
+from engine.plan import Travel
 from engine.problem import Problem, make_problem
 from engine.result import Result
 from engine.simulate import simulate
@@ -272,6 +273,32 @@ def test_a_bound_says_what_is_certain() -> None:
     assert not any(point.cannot_meet(point.total) for point in points)
     order_only = CapacityPoint(1, 1, 2.0, 1.5, "order")
     assert not order_only.cannot_meet(1.0) and order_only.meets(2.0)
+
+
+def test_a_larger_cluster_keeps_all_that_is_open() -> None:
+    problem = two_nodes(per_node=2)
+    other = replace(problem.workload, name="other", experts=5 - problem.workload.experts)
+    in_use = run(SYSTEMS["linear"], problem).result.solution.placement
+    travel = Travel(unit="node", dispatch="fp8", replicas="nearest-static", ranks_per_node=2)
+    opened = replace(problem, others=(other,), in_use=in_use, travel=travel)
+    for part, count in ((problem.cluster.nodes, 1), (problem.cluster.nodes, 2), (two_nodes(per_node=3).cluster.nodes, 1)):
+        larger = grown(problem.cluster, part, count)
+        on, ranks = fitted(opened, larger), len(part[0].gpus)
+        assert on.travel == travel.model_copy(update={"ranks_per_node": ranks})
+        assert [kept.source_rank for kept in (on.workload, *on.others)] == [None, None]
+        assert np.array_equal(on.others[0].experts, other.experts)
+        assert on.in_use == (in_use if len(larger.gpus) == 4 else None), "a placement is for as many GPUs as it has"
+        by_hand = make_problem(
+            *(replace(problem.workload, source_rank=None), larger, problem.model, problem.cost),
+            travel=travel.model_copy(update={"ranks_per_node": ranks}),
+        )
+        (point,) = capacity(opened, part, 1e-9, [count], "linear")
+        assert point.total == run(SYSTEMS["linear"], by_hand).result.objective
+    pair = make_problem(problem.workload, problem.cluster, problem.model, problem.cost, (other, problem.model), travel=travel)
+    assert fitted(pair, problem.cluster).second.travel == travel
+    with pytest.raises(InputError, match="bytes is traffic between 4 GPUs"):
+        matrix = TrafficMatrix("bytes", np.ones((2, 4, 6)), 128)
+        list(capacity(replace(problem, others=(matrix,)), first_part(), 1.0, [1], "linear"))
 
 
 def test_parts_and_larger_clusters() -> None:

@@ -1,6 +1,7 @@
 """Two models on one cluster: timelines keep the rules, and no placement or order gets below the bound."""
 
 from dataclasses import replace
+from itertools import permutations, product
 
 import numpy as np
 import pytest
@@ -11,8 +12,8 @@ from engine.compare.figures import metrics
 from engine.costs import Datasheet
 from engine.errors import IllegalError, InputError
 from engine.goal import Goal
-from engine.plan import Plan, SendOrder
-from engine.problem import make_problem
+from engine.plan import Plan, SendOrder, Travel
+from engine.problem import Problem, make_problem
 from engine.simulate import bound_of_plan, simulate
 from engine.simulate.work import Load
 from engine.systems import SYSTEMS, run
@@ -20,6 +21,7 @@ from engine.systems.aurora_colocated import layer_seconds, sides_of_layers
 from engine.systems.pieces import phased_order, to_placement
 from engine.validate import refuse_broken
 from engine.workload import RoutingTrace
+from tests.cases import plans
 from tests.cases.examples import examples
 from tests.cases.launch_plans import plan_with
 from tests.cases.samples import EIGHT, sample, sample_model
@@ -75,6 +77,39 @@ def test_no_placement_or_order_gets_below_auroras_bound(data, problem):
         both = [to_placement(row, side) for row, side in zip(rows, (problem, problem.second), strict=True)]
         for mode in ("matched", "concurrent"):
             assert simulate(plan_of(problem, *both, mode), problem).total >= bound * (1 - 1e-7)
+
+
+def shared_rows(travel: Travel | None, models: int) -> Problem:
+    """Three of four experts a token, which are mostly the same, on two GPUs of two nodes: few enough for all placements."""
+    rng = np.random.default_rng(5)
+    chosen = np.argsort(rng.random((60, 1, 4)) + np.array([0, 0, 0, 0.7]), axis=2)[:, :, :3].astype(np.int16)
+    trace, model = RoutingTrace("shared", chosen, 4), make_model(1, 4, 3)
+    cluster = cluster_of(make_gpu(send=1e6), make_gpu(send=1e6), latency=1e-5)
+    second = (RoutingTrace("other", chosen[::-1], 4), model) if models == 2 else None
+    return make_problem(trace, cluster, model, Datasheet(), second, travel=travel)
+
+
+@pytest.mark.parametrize("models", [1, 2])
+@pytest.mark.parametrize(
+    "travel",
+    [None]
+    + [Travel(unit=unit, dispatch="fp8", combine="bf16") for unit in ("copies", "gpu", "node")]
+    + [Travel(combine="fp8"), Travel(dispatch="fp32"), Travel(unit="gpu"), Travel(unit="node"), Travel(replicas="fixed")]
+    + [Travel(unit="gpu", replicas=rule) for rule in ("fewest", "nearest-static", "lp")],
+    ids=lambda travel: travel.in_words if travel else "plain",
+)
+def test_no_placement_at_all_is_below_a_claim_however_tokens_travel(travel, models):
+    problem = shared_rows(travel, models)
+    claim = run(SYSTEMS["aurora"], problem, {"time_limit": 0.2}).result.solution.claim
+    assert (claim.scope == "placement and order") == (travel is None)
+    halves = [to_placement(np.array([row]), problem) for row in sorted(set(permutations((0, 0, 1, 1))))]
+    if claim.scope == "placement and order":
+        every = (plans.plan_of(*placed, travel=travel) for placed in product(halves, repeat=models))
+        assert min(simulate(plan, problem).total for plan in every) >= claim.bound * (1 - 1e-7)
+    # The claim of a file is no better than ours: over placements it counts where rows are those of the kernels alone.
+    plan = run(SYSTEMS["linear"], problem).result.solution
+    lied = plan.model_copy(update={"claim": claim.model_copy(update={"bound": 1e-9, "scope": "placement and order"})})
+    assert (metrics(lied, problem).bound is None) == (travel is not None)
 
 
 def test_aurora_beats_what_it_is_compared_with_and_the_papers_method():
