@@ -4,11 +4,14 @@ experts, to loads of experts; and from recorded layers to the open model's.
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from engine.formats.source import Source, quoted
-from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix
+from engine import units
+from engine.formats.source import Source, ok, quoted
+from engine.model import MoEModel
+from engine.workload import ExpertLoad, Origin, RoutingTrace, TrafficMatrix, Workload
 
 MAX_EXPERTS = 4096
 """Experts of a layer, as `MoEModel` allows: eight times as many as any published model has. Affinity needs a number for every
@@ -92,24 +95,50 @@ def routing_trace(
 
 
 def _experts_of(source: Source, experts: np.ndarray, recorded: int | None, place: Place) -> int:
-    """The logical experts per layer; raises InputError unless every id is one of them, or -1."""
-    wanted = source.num_experts
-    if wanted is not None and recorded is not None and wanted != recorded:
+    """The ids per layer; raises InputError unless every id is one of them, or -1. Those after the experts, of choices without
+    computation, count too where the recording has any."""
+    wanted, spare = source.num_experts, source.zero_experts
+    if wanted is not None and recorded is not None and recorded not in (wanted, wanted + spare):
         raise source.fault(f"recorded with {recorded} experts, but the model has {wanted}")
     if recorded is not None and recorded > MAX_EXPERTS:
         raise source.fault(f"num_experts is {recorded}; at most {MAX_EXPERTS} experts per layer are possible")
     known = wanted if wanted is not None else recorded
+    limit = MAX_EXPERTS if known is None else known + spare * (spare > 0 and known == source.model.experts)
     lowest, highest = int(experts.min()), int(experts.max())
     if lowest < -1:
         at = first(experts < -1)
         raise source.fault(f"expert {experts[at]} is negative (−1 alone may be, for no choice)", place(at))
     if highest < 0:
         raise source.fault("every choice is −1: no token chose any expert")
-    if highest >= (limit := MAX_EXPERTS if known is None else known):
+    if highest >= limit:
         at = first(experts >= limit)
         hint = "" if known is not None else "; if this is a traffic matrix, save it as float64"
         raise source.fault(f"expert {experts[at]} is out of range, experts are 0 … {limit - 1}{hint}", place(at))
-    return highest + 1 if known is None else known
+    return highest + 1 if known is None else known if highest < known else limit
+
+
+def of_computing_experts(workload: Workload, model: MoEModel | None) -> Workload:
+    """The workload without the ids that a model has after those of its experts, for choices without computation: of a trace
+    they become -1, of loads they go. Their share is a finding. One with further ids, which are slots, stays as it is."""
+    if model is None or isinstance(workload, TrafficMatrix):
+        return workload
+    experts, choices = model.experts, model.router_choices
+    if not experts < workload.num_experts <= choices or workload.k not in (None, model.experts_per_token):  # of another model
+        return workload
+    share = workload.load[:, experts:].sum() / max(workload.load.sum(), 1)
+    if isinstance(workload, RoutingTrace):
+        chosen = np.where(workload.experts < experts, workload.experts, np.int16(-1))
+        cut = replace(workload, experts=chosen, num_experts=experts)
+    else:
+        counts = {name: getattr(workload, name) for name in ("load", "by_source", "by_step")}
+        cut = replace(workload, **{name: count[..., :experts] for name, count in counts.items() if count is not None})
+    said = ok(
+        "zero-experts",
+        f"{units.share(share)} of the choices are ids {experts} … {choices - 1}, which {model.name} has for choices "
+        "without computation: they are no load and no traffic, and a token has fewer copies on the wire by as much.",
+    )
+    origin = workload.origin or Origin(format="recording")
+    return replace(cut, origin=origin.model_copy(update={"findings": (*origin.findings, said)}))
 
 
 def _per_token(source: Source, column: np.ndarray, tokens: int, what: str) -> np.ndarray:
@@ -139,8 +168,9 @@ def expert_load(
     by_source, by_step: float64[rank, layer, expert] and float64[step, layer, expert] that add up to `load`, or None
     """
     check_amounts(source, load, "a load", place or place_in("layer", "expert"))
-    if source.num_experts is not None and load.shape[1] != source.num_experts:
-        raise source.fault(f"has loads of {load.shape[1]} experts, but the model has {source.num_experts}")
+    wanted = source.num_experts
+    if wanted is not None and load.shape[1] not in (wanted, wanted + source.zero_experts):
+        raise source.fault(f"has loads of {load.shape[1]} experts, but the model has {wanted}")
     moe = np.flatnonzero(load.any(axis=1))
     if not len(moe):
         raise source.fault("every load is 0: no layer has any tokens")

@@ -12,8 +12,9 @@ An `.npz` holds one of these:
 The studio's own have `findings` too, as JSON in bytes. They are the file's word: checks of its numbers come in addition, and
 alone offer remedies. Archives of single requests are read by `vllm.requests`.
 
-In an `.npy` the kind of number decides: integers are a routing log [tokens, layers] or [tokens, layers, k], floats are
-traffic in bytes, [n, n] or [layers, n, n]. A square 2-D integer array could be either and is refused. The header (see
+In an `.npy`, and in an array under a name of its own, integers are a routing log [tokens, layers] or [tokens, layers, k], or
+loads (see `bare_lists`), floats are loads, or traffic in bytes, [n, n] or [layers, n, n]. A square 2-D integer array could be
+any and is refused. The header (see
 numpy.lib.format) is a version, then a Python dict of shape and dtype.
 """
 
@@ -38,6 +39,7 @@ from engine.formats.arrays import (
     traffic_matrix,
     whole_numbers,
 )
+from engine.formats.bare_lists import loads_of_array
 from engine.formats.format import Format, Glance, of_one_file
 from engine.formats.source import MAX_UNPACKED_BYTES, PARSER_ERRORS, Source, fault, quoted
 from engine.schema import first_fault
@@ -75,16 +77,24 @@ def read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
     return shape, fortran_order, dtype
 
 
-def read_npy(source: Source) -> RoutingTrace | TrafficMatrix:
-    """A routing trace or a traffic matrix, see above."""
+def read_npy(source: Source) -> Workload:
+    """A routing trace, loads or a traffic matrix, see above."""
     with source.path.open("rb") as file:
         array = _read_array(source.path, file, source.path.stat().st_size, "")
+    return _unnamed(source, array)
+
+
+def _unnamed(source: Source, array: np.ndarray) -> Workload:
+    if array.dtype.kind == "f":
+        check_amount(source, "traffic", array.shape)
+    if loads := loads_of_array(source, array, "npy"):
+        return loads
     if array.dtype.kind == "f":
         return traffic_matrix(source, array)
     if array.ndim == 2 and array.shape[0] == array.shape[1] > 1:
         raise source.fault(
-            f"a square integer array {list(array.shape)} may be traffic or routing; save a traffic matrix as float64, "
-            "a routing log as [tokens, layers, 1]"
+            f"a square integer array {list(array.shape)} may be traffic, loads or routing; save a traffic matrix as float64, "
+            "a routing log as [tokens, layers, 1], loads as .npz under the name expert_load"
         )
     return routing_trace(source, array)
 
@@ -106,7 +116,7 @@ def read_npz(source: Source) -> Workload:
             if array.dtype.kind not in "iu" or array.ndim not in (2, 3):
                 said = f"is {array.dtype} {list(array.shape)}; a workload is integers [tokens, layers, k]"
                 raise source.fault(said, f"array {quoted(chosen)}")
-            return routing_trace(source, array)
+            return loads_of_array(source, array, "npz") or routing_trace(source, array)
 
         read = [f"{name}.npy" for name in names if name != "weights"]
         if (unpacked := sum(archive.getinfo(name).file_size for name in read)) > MAX_ARRAY_BYTES:

@@ -11,10 +11,12 @@ from functools import partial
 
 import numpy as np
 
+from engine import units
 from engine.errors import InputError
 from engine.formats import arrays
 from engine.formats.checks.copies import blocks_in_turn, factor_of_counts, is_rounded, ranks_alike, skew_of, tokens_of_ranks
 from engine.formats.checks.layers import empty_layers
+from engine.formats.checks.padding_rows import padding_rows
 from engine.formats.checks.profile_rows import profile_stretches
 from engine.formats.checks.totals import silent_layers
 from engine.formats.source import ok
@@ -82,6 +84,18 @@ def _title_of_cut(workload: Workload) -> str:
     if len(stretches) == 1 and stretches[0].first == 0:
         return f"Cut the first {cut:,} tokens"
     return f"Cut {cut:,} tokens" + (f" in {len(stretches)} places" if len(stretches) > 1 else "")
+
+
+def cut_padding_rows(workload: Workload) -> RoutingTrace:
+    """The trace without padding between its tokens."""
+    trace = before = _trace(workload)
+    while padding := padding_rows(trace):  # without one row, another may stand out
+        trace = trace.part(~padding.tokens)
+    if trace is before:
+        raise InputError(f"{trace.name}: has no padding rows to cut")
+    skew = f"skew {skew_of(before.load):.2f}× before, {skew_of(trace.load):.2f}× after"
+    cut = f"Cut {before.tokens - trace.tokens:,} padding rows ({units.share(1 - trace.tokens / before.tokens)}; {skew})."
+    return _noted(trace, "cut-padding-rows", cut, moved="tokens")
 
 
 def keep_phase(workload: Workload, phase: int) -> RoutingTrace:
@@ -264,6 +278,7 @@ REMEDIES: dict[str, Remedy] = {
             divide_by_copies,
         ),
         Remedy("cut-profile-rows", _title_of_cut, cut_profile_rows),
+        Remedy("cut-padding-rows", lambda _: "Cut the padding rows", cut_padding_rows),
         Remedy("keep-prefill", lambda _: "Keep the prefill", partial(keep_phase, phase=PREFILL), automatic=False),
         Remedy("keep-decode", lambda _: "Keep the decode", partial(keep_phase, phase=DECODE), automatic=False),
     )

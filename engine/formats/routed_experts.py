@@ -16,12 +16,43 @@ import math
 
 import numpy as np
 
+from engine import units
 from engine.errors import InputError
 from engine.formats.arrays import MAX_EXPERTS, MAX_K, MAX_LAYERS, first
 from engine.formats.numpy_files import read_header
-from engine.formats.source import MAX_FILE_BYTES, PARSER_ERRORS, quoted
+from engine.formats.source import MAX_FILE_BYTES, PARSER_ERRORS, ok, quoted
+from engine.workload import Finding
 
 _WIRE_DTYPES = {"int32": np.dtype("<i4"), "uint16": np.dtype("<u2"), "uint8": np.dtype("u1")}
+
+
+_CACHED = ("cached_tokens", "num_cached_tokens", "prompt_cache_hit_tokens")
+
+
+def cached_tokens(*parts: object) -> int:
+    """Tokens of a prompt that were not computed, as a cache held them, by the first of these parts of an answer that says so: 0
+    if none does. OpenAI's usage has them under `prompt_tokens_details`."""
+    for part in parts:
+        details = part.get("prompt_tokens_details") if isinstance(part, dict) else None
+        for held in (part, details):
+            for name in _CACHED if isinstance(held, dict) else ():
+                if type(held.get(name)) is int and held[name] >= 0:
+                    return held[name]
+    return 0
+
+
+def without_cached(experts: np.ndarray, *parts: object) -> np.ndarray:
+    """The choices of a whole answer, int16[row, layer, k], -1 for rows of its prompt that a cache held by these parts of it."""
+    prompt = next((part["prompt_tokens"] for part in parts if isinstance(part, dict) and "prompt_tokens" in part), None)
+    cached = min(cached_tokens(*parts), prompt if type(prompt) is int and prompt >= 0 else len(experts))
+    return np.where(np.arange(len(experts))[:, None, None] < cached, np.int16(-1), experts)
+
+
+def say_cached(cached: int, rows: int) -> tuple[Finding, ...]:
+    """The finding on rows of cached prefixes, () without any. rows: of all answers"""
+    said = f"{cached:,} of {rows:,} rows ({units.share(cached / max(rows, 1))}) are of prompts' prefixes that a cache held "
+    said += "(cached_tokens): no pass of these answers computed them, so they are left out."
+    return (ok("cached-left-out", said),) if cached else ()
 
 
 def decode_npy(text: str) -> np.ndarray:

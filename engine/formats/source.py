@@ -106,6 +106,11 @@ class Source:
     stages: int | None = None
     deployed: Path | None = None
 
+    @property
+    def zero_experts(self) -> int:
+        """Ids of the open model after those of its experts, for choices without computation."""
+        return (self.model.zero_experts or 0) if self.model else 0
+
     def fault(self, text: str, place: str = "") -> InputError:
         """See `fault`."""
         return fault(self.path, text, place)

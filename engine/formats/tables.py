@@ -157,8 +157,8 @@ class ParquetTable:
 Table = CsvTable | ParquetTable
 
 
-def read_csv(source: Source) -> Workload:
-    """A routing trace, traffic matrix or expert load from a CSV file."""
+def read_csv(source: Source, is_loads: bool = False) -> Workload:
+    """A routing trace, traffic matrix or expert load from a CSV file. is_loads: True if bare numbers are known to be loads"""
     first_line = _first_line(source)
     separator = _separator(first_line)
     cells = _cells(first_line, separator)
@@ -169,6 +169,8 @@ def read_csv(source: Source) -> Workload:
     bare = CsvTable(source, None, len(cells), separator)
     amounts = np.column_stack(bare.read(dict.fromkeys(range(len(cells)), pa.float64())))
     counted = len(cells) > 1 and cells == tuple(str(at) for at in range(len(cells)))
+    if is_loads and not counted:
+        return loads_of_table(source, amounts, "csv", lambda index: f"{bare.place(index[0])}, column {index[1] + 1}")
     if amounts.shape[0] == amounts.shape[1]:
         traffic = traffic_matrix(source, amounts, lambda index: f"{bare.place(index[0])}, column {index[1] + 1}")
         assumed = warning(

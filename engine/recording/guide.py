@@ -115,7 +115,8 @@ is 2 GB: take few steps.""",
                 "Hooks count layers from 0 and **within the pipeline stage**; with `--moe-enable-routing-replay` they "
                 "count from 1 over the whole model. With pipeline parallelism, layer 0 of two ranks may be two "
                 "layers: say how many stages there were.",
-                "Hooks do not run in CUDA graphs: layers in a graph are missing without a word.",
+                "Hooks do not run in CUDA graphs: layers in a graph are missing without a word. So is a layer in which a "
+                "capacity factor dropped choices: record without one.",
                 "Ranks of a tensor-parallel group without sequence parallelism record the same tokens.",
                 'Lines with `"block": "mtp"` are the MTP layer, never to be added to decoder layers.',
                 "Hidden states and logits in further files are large and not needed here.",
@@ -278,6 +279,8 @@ layers alone and 2 bytes, 928 bytes per token before compression.""",
                 "With speculative decoding some builds return zeros throughout.",
                 "Newer servers narrow the ids (`SGLANG_ROUTED_EXPERTS_DTYPE`) and say so in `routed_experts_dtype`.",
                 "Prompt and completion are in one array. For prefill alone, generate one token.",
+                "Rows of a prefix that the cache held are in it too, and were computed for an earlier request: `cached_tokens` "
+                "of the answer says how many. Keep it with the answer; they are left out.",
                 "Prompts that you send yourself are not your traffic: take them from it.",
             ),
             source="SGLang, srt/layers/topk_capturer_base.py at 6c07f30; srt/state_capturer/routed_experts.py",
@@ -325,6 +328,7 @@ in each choice. `record` takes both and gathers them as one `.npz` with a sequen
                 "Loads from elsewhere in vLLM may be multiplied by data parallelism (#22167); routing is not.",
                 "Balancedness in the log was averaged over the wrong axis before #36304, #36305 and #51813.",
                 "Prompt and completion are in one array. For prefill alone, generate one token.",
+                "Rows of a cached prefix are left out where the answer says how many (`--enable-prompt-tokens-details`).",
             ),
             source="""\
 vLLM's documentation, training/routed_experts (latest) and training/routed_experts_replay (0.21)""",

@@ -163,17 +163,19 @@ def time_left(seconds: float) -> str:
 
 def save_requests(path: Path, recorded: Recorded, num_experts: int | None) -> np.ndarray:
     """Write `experts` int16[token, layer, k], `sequence` int32[token] (the number of the prompt, from 0) and, if it is known,
-    `num_experts` as a compressed `.npz`; returns `experts`. Layers in which no token has a choice are dense ones and left out.
+    `num_experts` as a compressed `.npz`; returns `experts`. Layers in which no token has a choice are dense ones and left out,
+    and so are tokens without any choice.
     Raises InputError if the file cannot be written, or if no layer is left."""
     numbers = sorted(recorded.rows)
-    experts = np.concatenate([recorded.rows[number] for number in numbers])
+    chosen = [rows[(rows >= 0).any(axis=(1, 2))] for rows in (recorded.rows[number] for number in numbers)]
+    experts = np.concatenate(chosen)
     experts = experts[:, (experts >= 0).any(axis=(0, 2))]
     if not experts.shape[1]:
         raise InputError(
             "the server's routing is all zeros: it captured nothing. Known of speculative decoding in some SGLang builds; "
             "record without it"
         )
-    arrays = {"experts": experts, "sequence": np.repeat(numbers, [len(recorded.rows[n]) for n in numbers]).astype("i4")}
+    arrays = {"experts": experts, "sequence": np.repeat(numbers, list(map(len, chosen))).astype("i4")}
     if num_experts is not None:
         arrays["num_experts"] = np.int64(num_experts)
     try:

@@ -18,7 +18,7 @@ import numpy as np
 from engine.errors import InputError
 from engine.files import replace_atomically
 from engine.formats import packaged
-from engine.formats.routed_experts import decode_int32
+from engine.formats.routed_experts import decode_int32, without_cached
 from engine.formats.source import quoted
 from engine.model import MoEModel
 from engine.recording.per_request import Ask, Report, time_left
@@ -152,7 +152,7 @@ def asker(server: Server, info: dict[str, Any], model: MoEModel, max_tokens: int
 
 
 def _routing(server: Server, answer: object, model: MoEModel) -> np.ndarray:
-    """The choices in one answer, int16[row, decoder layer, k]; raises InputError."""
+    """The choices in one answer, int16[row, decoder layer, k], -1 for a cached prefix; raises InputError."""
     meta = answer.get("meta_info") if isinstance(answer, dict) else None
     text = meta.get("routed_experts") if isinstance(meta, dict) else None
     if text is None:
@@ -164,12 +164,12 @@ def _routing(server: Server, answer: object, model: MoEModel) -> np.ndarray:
             f"{server.url}/generate: routing of {len(experts)} tokens for {prompt} + {completion} − 1; {model.name} has "
             f"{model.layers} layers and {model.experts_per_token} experts per token, is that the model it serves?"
         )
-    if experts.max() >= model.experts:
+    if experts.max() >= model.router_choices:
         raise InputError(
-            f"{server.url}/generate: chose expert {experts.max()}, but {model.name} has only {model.experts}; are these slots "
-            "of redundant experts, or another model?"
+            f"{server.url}/generate: chose expert {experts.max()}, but {model.name} has only {model.router_choices}; are these "
+            "slots of redundant experts, or another model?"
         )
-    return experts
+    return without_cached(experts, meta)
 
 
 def dumps_in(folder: Path) -> dict[str, int]:

@@ -9,7 +9,7 @@ import re
 import numpy as np
 
 from engine.errors import InputError
-from engine.formats.routed_experts import decode_lists, decode_npy
+from engine.formats.routed_experts import decode_lists, decode_npy, without_cached
 from engine.formats.source import quoted
 from engine.model import MoEModel
 from engine.recording.per_request import Ask
@@ -39,7 +39,7 @@ def served_model(server: Server) -> str:
 
 
 def asker(server: Server, served: str, model: MoEModel | None, max_tokens: int) -> Ask:
-    """A function that sends one prompt to `/v1/completions` and decodes the routing of its tokens.
+    """A function that sends one prompt to `/v1/completions` and decodes the routing of its tokens, -1 for a cached prefix.
 
     served: the server's name for its model
     model: the model to hold answers against, if it is known
@@ -47,9 +47,12 @@ def asker(server: Server, served: str, model: MoEModel | None, max_tokens: int) 
 
     def ask(prompt: Prompt) -> np.ndarray:
         body = {"model": served, "prompt": prompt, "max_tokens": max_tokens}
-        experts = _routing(server, server.post_for_json("/v1/completions", body))
+        answer = server.post_for_json("/v1/completions", body)
+        experts = without_cached(_routing(server, answer), answer.get("usage"), answer["choices"][0])
         if model is not None:
-            model.check_recording(experts.shape[1], max(model.experts, int(experts.max()) + 1), experts.shape[2], served)
+            highest = int(experts.max())
+            ids = model.experts if highest < model.router_choices else highest + 1
+            model.check_recording(experts.shape[1], ids, experts.shape[2], served)
         return experts
 
     return ask

@@ -15,13 +15,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine import units
 from engine.formats import check_recording, identify, members, numpy_files, read_workload, routed_experts, torch_files
 from engine.formats.routed_experts import decode_int32, decode_lists, decode_npy
 from tests.cases import mutations
 from tests.cases.examples import examples
 from tests.cases.files import refused
 from tests.cases.plan_files import saved_tensors, with_pickle
-from tests.cases.recordings import holds
+from tests.cases.recordings import MODEL, holds
 from tests.cases.refusals import refusal
 from tests.cases.sglang import ROUTED_TEXT
 
@@ -127,6 +128,10 @@ LOAD = {"expert_load": np.ones((2, 3))}
         ({"traffic_bytes": np.zeros((2**23, 5), np.int8)}, ("numbers are read",)),
         ({"traffic_bytes": np.ones((2, 3))}, ("square",)),
         ({"traffic_bytes": np.ones((2, 2)), "bytes_per_token": np.zeros(1)}, ("bytes_per_token",)),
+        (np.arange(64).reshape(4, 16) % 5, ("4 tokens in 16 layers or loads of 4 layers", "--model", "'expert_load'")),
+        (np.array([[1900, 2], [3, 4], [5, 6], [1, 8]]), ("4 tokens in 2 layers or loads of 4 layers",)),
+        (np.full((3, 5, 20), 1300), ("numbers up to 1300 are counts, not choices",)),
+        (np.full((3, 5, 70), 2), ("[steps, layers, slots]", "[layers, ranks, experts of a rank]")),
         (np.zeros((4, 4), int), ("float64", "[tokens, layers, 1]")),  # choices or traffic
         (np.array([[[0, -1.0], [0, 0]]]), ("layer 0, row 0, column 1", "-1")),
         (np.zeros((1, 1)), ("ranks",)),
@@ -303,3 +308,56 @@ def test_bad_choices(decode, arguments, part):
 def test_a_text_over_the_limit_is_not_decoded(monkeypatch):
     monkeypatch.setattr(routed_experts, "MAX_FILE_BYTES", 63)
     assert "more than the limit" in refusal(decode_int32, ROUTED_TEXT, 3, 2)
+
+
+COUNTS = np.random.default_rng(1).integers(5000, size=(2, 6, 16)) + 1
+
+
+@pytest.mark.parametrize(
+    ("numbers", "model", "load"),
+    [
+        (COUNTS[0], MODEL, COUNTS[0]),
+        (COUNTS[0] % 7, MODEL, COUNTS[0] % 7),  # small enough for ids
+        (COUNTS[0] / 2, MODEL, COUNTS[0] / 2),
+        (COUNTS[0] + 5000, None, COUNTS[0] + 5000),  # no expert has such an id
+        (np.array([[1, 9, 0, 0, 2], [6, 2, 2, 2, 0]]), None, [[1, 9, 0, 0, 2], [6, 2, 2, 2, 0]]),  # 12 tokens in both
+        (COUNTS, MODEL, COUNTS.sum(axis=0)),  # a window of steps
+        (COUNTS[0].reshape(6, 4, 4), MODEL, COUNTS[0]),  # four ranks
+    ],
+)
+def test_loads_without_a_name(tmp_path, numbers, model, load):
+    for path in (
+        (npy(tmp_path, numbers), npz(tmp_path, arr_0=numbers)) if numbers.dtype.kind == "i" else (npy(tmp_path, numbers),)
+    ):
+        read = read_workload(path, model=model)
+        np.testing.assert_array_equal(read.load, load)
+        assert "assumed-counts" in [finding.code for finding in read.origin.findings]
+    steps = len(numbers) if numbers.shape == COUNTS.shape else None
+    assert (None if read.by_step is None else len(read.by_step)) == steps
+
+
+def test_slots_and_choices_among_arrays_of_counts(tmp_path):
+    slots = read_workload(npy(tmp_path, np.tile(COUNTS, (1, 1, 2))[:, :, :20]), model=MODEL)
+    assert "slot-ids" in [finding.code for finding in check_recording(slots, MODEL)]
+    choices = np.argsort(np.random.default_rng(2).random((40, 6, 16)), axis=2)[:, :, :2]
+    np.testing.assert_array_equal(read_workload(npy(tmp_path, choices), model=MODEL).experts, choices)
+
+
+@pytest.mark.parametrize("spare", [8, 1])
+def test_choices_without_computation_are_no_load(tmp_path, spare):
+    model = MODEL.model_copy(update={"zero_experts": spare})
+    chosen = np.argsort(np.random.default_rng(3).random((400, 6, 16 + spare)), axis=2)[:, :, :2]
+    counts = np.stack([np.bincount(chosen[:, layer].ravel(), minlength=16 + spare) for layer in range(6)])
+    for path in (npz(tmp_path, experts=chosen), npz(tmp_path, "loads.npz", expert_load=counts, model_layers=[*range(2, 8)])):
+        for options in ({}, {"num_experts": 16}):
+            read = read_workload(path, model=model, **options)
+            assert read.num_experts == 16
+            np.testing.assert_array_equal(read.load, counts[:, :16])
+            found = {finding.code: finding for finding in check_recording(read, model)}
+            share = counts[:, 16:].sum() / counts.sum()
+            assert found["zero-experts"].message.startswith(units.share(share))
+            # Layers counted other numbers, as tokens chose the rest otherwise.
+            assert {finding.severity for finding in (*found.values(), *check_recording(read))} == {"ok"}
+    refused(
+        npz(tmp_path, experts=chosen + spare), f"is out of range, experts are 0 … {15 + spare}", model=model, num_experts=16
+    )

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine import units
 from engine.formats import check_recording, read_workload
 from engine.formats.checks.copies import skew_of
 from engine.formats.checks.profile_rows import Stretch, distance_of_phases, profile_stretches
@@ -141,6 +142,49 @@ def test_phases_that_differ_by_chance_alone_or_are_not_known():
     unknown = replace(mixed(0, 1.0), phase=None)
     assert finding_of(unknown, "phases-mixed") is None
     assert "which phase" in refusal(REMEDIES["keep-decode"].apply, unknown)
+
+
+def filled(trace: RoutingTrace, batch: list[int], size: int, rows: int = 1) -> tuple[RoutingTrace, np.ndarray]:
+    """(the trace in batches of so many tokens in turn, each filled up to a size with one of the last rows of the trace, 0: with
+    its own last token; bool[token], True for what was filled in)"""
+    order, begin = [], 0
+    for turn in range(trace.tokens):
+        if begin >= trace.tokens - 4:
+            break
+        tokens = np.arange(begin, min(begin + batch[turn % len(batch)], trace.tokens - 4))
+        fill = tokens[-1] if not rows else trace.tokens - 1 - turn % rows
+        order += [*tokens, *[fill] * (size - len(tokens))]
+        begin += len(tokens)
+    kept, seen = np.array(order), np.zeros(trace.tokens, bool)
+    again = np.array([seen[token] or token >= trace.tokens - 4 or seen.__setitem__(token, True) for token in kept], bool)
+    return trace.part(kept), again
+
+
+@pytest.mark.parametrize(
+    ("batch", "size", "rows"),
+    [([5], 8, 1), ([7], 8, 1), ([1], 8, 1), ([1, 3, 7, 8, 6], 8, 1), ([5, 3], 8, 2), ([16] * 9 + [13], 16, 1), ([5], 8, 0)],
+)
+@pytest.mark.parametrize("k", [1, 2])
+def test_padding_between_the_tokens_of_batches(batch, size, rows, k):
+    whole, added = filled(random_trace(tokens=2000, layers=5, k=k), batch, size, rows)
+    sequence = np.arange(whole.tokens, dtype=np.int32) % size  # by the place in the batch
+    for trace in (whole, replace(whole, phase=np.full(whole.tokens, DECODE, np.int8), sequence=sequence)):
+        finding = finding_of(trace, "padding-rows")
+        assert (finding.severity, finding.remedy) == ("warning", "cut-padding-rows")
+        assert f"{added.sum():,} of {trace.tokens:,} tokens ({units.share(added.mean())})" in finding.message
+        mended = REMEDIES["cut-padding-rows"].apply(trace)
+        np.testing.assert_array_equal(mended.experts, trace.experts[~added])
+        assert finding_of(mended, "padding-rows") is None and "padding rows" in what_was_done(mended)[0]
+
+
+def test_rows_of_text_that_recur_are_no_padding():
+    trace, sequence = random_trace(tokens=3000), np.repeat(np.arange(100), 30)
+    begins = np.arange(3000) % 30
+    for shared in (1, 4):  # the first token of every request, and a prompt that all share
+        order = np.where(begins < shared, begins, np.arange(3000))
+        for columns in ({}, {"sequence": sequence}):
+            assert finding_of(replace(trace.part(order), **columns), "padding-rows") is None
+    assert all(finding_of(read_workload(path), "padding-rows") is None for path in SAMPLES.glob("*.npz"))
 
 
 def with_rows(trace: RoutingTrace, *places: tuple[int, int], row: int = 77) -> RoutingTrace:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from engine.formats import check_recording, read_workload
 from engine.formats.checks import limited_groups
 from engine.formats.remedies import REMEDIES
-from engine.workload import ExpertLoad, Finding, Origin, RoutingTrace, TrafficMatrix
+from engine.workload import DECODE, PREFILL, ExpertLoad, Finding, Origin, RoutingTrace, TrafficMatrix
 from tests.cases.examples import examples
 from tests.cases.recordings import MODEL, doubts, finding_of, holds, random_load, random_trace
 
@@ -35,6 +35,12 @@ def changed(place, value):
     return trace(experts)
 
 
+def of_ranks(experts, tokens=4000):
+    load = np.zeros((3, 16))
+    load[:, experts] = tokens / len(experts)
+    return ExpertLoad("l", load, (0, 1, 2))
+
+
 LOAD = ExpertLoad("l", np.array([[5.0, 5.0], [5.0, 5.0], [1.0, 3.0]]), (0, 1, 2))
 FAR_RANKS = np.where(np.arange(12) < 6, 0, 2_000_000_000).astype(np.int32)
 SEQUENCES = trace(GOOD, sequence=np.repeat(np.arange(4, dtype=np.int32), 3))
@@ -47,7 +53,9 @@ TRAFFIC = TrafficMatrix("m", np.array([[[0, 5, 0], [0, 0, 0], [0, 0, 0]], np.zer
         (trace(GOOD, source_rank=np.arange(12, dtype=np.int32) % 3), "ok", ["tokens × k = 24"]),
         (trace(GOOD + 4), "error", ["token 0, layer 0"]),  # ids of other experts
         (changed(np.s_[:, 1], -1), "error", ["layer 1 received no tokens"]),
-        (changed(np.s_[:, 1], -1), "warning", ["50 % of the choices are padding"]),
+        (changed(np.s_[:, 1], -1), "warning", None),  # said of the layer alone
+        (trace(np.where(np.arange(12)[:, None, None] < 3, -1, GOOD)), "warning", ["3 of 12 tokens (25 %) have no choice"]),
+        (changed(np.s_[:, 1, 1], -1), "warning", ["25 % of the choices of tokens that have any", "layer 1 (50 %)", "capacity"]),
         (trace(np.zeros((5, 2, 1))), "error", ["expert 0", "layer 0 (and 1 more)"]),
         (trace(np.ones((5, 2, 1))), "warning", ["single expert"]),
         (trace(np.ones((5, 2, 1))), "error", None),
@@ -62,6 +70,11 @@ TRAFFIC = TrafficMatrix("m", np.array([[[0, 5, 0], [0, 0, 0], [0, 0, 0]], np.zer
         (trace(GOOD, sequence=np.zeros(12, np.int32)), "warning", ["one sequence"]),
         (LOAD, "warning", ["Layer 2 counted 4"]),
         (ExpertLoad("l", LOAD.load[:2], (0, 1)), "warning", None),
+        (of_ranks([0, 1, 2, 3]), "error", ["The same 12 of 16 experts (first: expert 4)", "only 1 of 4 expert-parallel ranks"]),
+        (of_ranks([1, 5, 9, 13]), "error", ["(first: expert 0)", "1 of 4"]),  # dealt in turn
+        (of_ranks([*range(8), *range(12, 16)]), "error", ["The same 4 of 16 experts (first: expert 8)", "3 of 4"]),
+        (of_ranks([0, 1, 2, 4]), "warning", ["some experts were never chosen"]),
+        (of_ranks([0, 1, 2, 3], tokens=20), "warning", ["some experts were never chosen"]),
         (TRAFFIC, "error", ["layer 1 moves no bytes"]),
         (TRAFFIC, "warning", ["rank 1 (and 1 more) sends nothing"]),
         (TRAFFIC, "warning", ["rank 0 (and 1 more) receives nothing"]),
@@ -201,3 +214,34 @@ def test_layers_that_are_dropped_or_numbered_anew():
     assert finding.remedy == "number-layers-from-zero"
     mended = REMEDIES[finding.remedy].apply(trace)
     assert mended.model_layers == MODEL.moe_layers and doubts(mended, MODEL) == []
+
+
+def test_nothing_else_is_said_of_the_experts_of_one_rank():
+    loads = random_load(experts=4)
+    loads.load[0] *= 2
+    assert doubts(loads, MODEL) == ["experts-of-one-rank"]
+    assert "as many as one of 4" in finding_of(loads, "experts-of-one-rank", MODEL).message
+    assert doubts(of_ranks([0, 1, 2, 3])) == ["ranks-not-counted"]
+
+
+def test_tokens_that_chose_nothing_are_told_of_by_phase_and_no_phase_is_compared_without_any():
+    phase = np.repeat(np.array([PREFILL, DECODE], np.int8), [150, 50])
+    trace = random_trace(phase=phase)
+    trace.experts[:150] = -1
+    said = finding_of(trace, "tokens-not-captured").message
+    assert "150 of 200 tokens (75 %)" in said and "of prefill 100 %; of decode 0.0 %" in said
+    assert said.endswith("Nothing is known of prefill: record it too, if it is to be planned for.")
+    assert finding_of(trace, "phases-mixed") is None
+    few = random_trace(phase=np.where(np.arange(200) == 7, DECODE, PREFILL).astype(np.int8))
+    assert "too few to tell" in finding_of(few, "phases-mixed").message
+    padded = random_trace(k=3)
+    padded.experts[:, :, 2] = -1
+    assert "1 of the 3 places" in finding_of(padded, "unused-places").message and doubts(padded) == []
+
+
+def test_minus_one_of_a_model_with_choices_without_computation_is_no_drop():
+    trace = random_trace()
+    trace.experts[::3, :, 1] = -1
+    assert finding_of(trace, "dropped-choices").severity == "warning"
+    model = MODEL.model_copy(update={"zero_experts": 8})
+    assert doubts(trace, model) == [] and "17 %" in finding_of(trace, "zero-experts", model).message

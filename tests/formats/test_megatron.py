@@ -85,6 +85,18 @@ def test_what_is_said_of_a_run(tmp_path, ranks, options, tokens, sources, code, 
     assert codes(read)[code] == severity
 
 
+def test_layers_that_a_capacity_factor_left_out_are_not_blamed_on_cuda_graphs(tmp_path):
+    """The tracer writes no record of a layer in which choices were dropped: micro-batches of its step shift against others."""
+    lines = run([0, 1, 2, 3], 0, seed=1, steps=4, micro_batches=2)
+    for dropped, said in (((3, 14), "capacity factor"), ((3, 11), "CUDA graphs"), ((31,), "ended in its last step")):
+        read = read_workload(trace(tmp_path / "run", [line for at, line in enumerate(lines) if at not in dropped]), model=MODEL)
+        (finding,) = (finding for finding in read.origin.findings if finding.code == "incomplete-steps")
+        assert said in finding.message, finding.message
+        assert read.tokens == 40 * (7 if dropped == (31,) else 4)
+        kept = read_workload(trace(tmp_path / "run", lines), model=MODEL).experts
+        np.testing.assert_array_equal(read.experts, kept[:280] if dropped == (31,) else kept[-160:])
+
+
 def test_mtp_is_never_mixed_with_the_decoder(tmp_path):
     mtp = [of_mtp(step, 0, [[6, 7]] * 5) for step in range(2)]
     read = read_workload(trace(tmp_path / "run", run([0, 1, 2, 3], 0, seed=1) + mtp), model=MODEL)

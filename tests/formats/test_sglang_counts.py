@@ -12,7 +12,7 @@ from engine.formats import identify, parts, read_workload
 from engine.model import MoEModel
 from engine.workload import DECODE, PREFILL
 from tests.cases.files import json_lines, refused, saver
-from tests.cases.recordings import holds
+from tests.cases.recordings import finding_of, holds
 from tests.cases.sglang import COUNTS_CSV, ROUTED_IDS, ROUTED_MODEL, ROUTED_TEXT, SMALL, codes, generated
 
 statistics = saver("loads.json")
@@ -232,7 +232,7 @@ def test_narrower_numbers_and_what_was_not_captured(tmp_path):
     text = base64.b64encode(struct.pack("<18i", *[0] * 6, *ROUTED_IDS[6:])).decode()
     trace = read_workload(saved(tmp_path, generated(text)), model=ROUTED_MODEL)
     assert trace.experts[0].tolist() == [[-1, -1], [-1, -1]]
-    assert codes(trace) == ["tokens-not-captured"]
+    assert "1 of 3 tokens (33 %) have no choice in any layer; of prefill" in finding_of(trace, "tokens-not-captured").message
     text = base64.b64encode(struct.pack("<6i", 0, 0, 0, 0, 2, 1)).decode()
     trace = read_workload(saved(tmp_path, generated(text, 1, 1)), model=ROUTED_MODEL)
     holds(trace, model_layers=(2,), codes=["layers-missing"])
@@ -254,3 +254,23 @@ def test_narrower_numbers_and_what_was_not_captured(tmp_path):
 )
 def test_bad_answers(tmp_path, answers, words):
     refused(saved(tmp_path, *answers), *words, model=ROUTED_MODEL)
+
+
+@pytest.mark.parametrize(
+    ("counts", "prompt", "rows"),
+    [
+        ({"cached_tokens": 1}, 2, [1, 2]),
+        ({"cached_tokens": 2}, 2, [2]),
+        ({"cached_tokens": 0}, 2, [0, 1, 2]),
+        ({"cached_tokens": 501}, 1000, [0, 1, 2]),  # of a prompt of which two rows were asked for
+        ({"cached_tokens": 999}, 1000, [1, 2]),
+        ({"cached_tokens": True, "prompt_tokens_details": {"cached_tokens": 1}}, 2, [1, 2]),
+    ],
+)
+def test_rows_of_a_cached_prefix_are_left_out(tmp_path, counts, prompt, rows):
+    read = read_workload(saved(tmp_path, generated(prompt=prompt, **counts), generated()), model=ROUTED_MODEL)
+    assert read.experts.tolist() == [EXPERTS[row] for row in rows] + EXPERTS
+    assert read.phase.tolist() == [[PREFILL, PREFILL, DECODE][row] for row in rows] + [PREFILL, PREFILL, DECODE]
+    said = finding_of(read, "cached-left-out")
+    assert said is None if len(rows) == 3 else said.message.startswith(f"{3 - len(rows)} of 6 rows")
+    refused(saved(tmp_path, generated(cached_tokens=3)), "cached_tokens is 3, but the prompt has 2", model=ROUTED_MODEL)

@@ -1,5 +1,7 @@
 """CSV and Parquet tables of routing, loads and traffic, and counts of slots."""
 
+import json
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -8,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import InputError
-from engine.formats import read_workload, tables
+from engine.formats import parts, read_workload, tables
 from engine.formats.arrays import fold_slots
 from engine.formats.long_form import routing_from_columns
 from engine.formats.source import Source
 from tests.cases.examples import examples
 from tests.cases.files import refused, saver
-from tests.cases.recordings import holds
+from tests.cases.recordings import MODEL, holds
 from tests.cases.refusals import refusal
 
 csv = saver("trace.csv")
@@ -212,3 +214,26 @@ def test_as_counted_one_by_one(data, experts, redundant, layers, seed):
     for source, layer, slot in np.ndindex(counts.shape):
         expected[source, layer, slots[layer, slot]] += counts[source, layer, slot]
     np.testing.assert_array_equal(fold_slots(counts, slots, experts), expected)
+
+
+@pytest.mark.parametrize(("ranks", "suffix"), [(2, "csv"), (4, "csv"), (2, "json"), (2, "npy")])
+def test_files_of_ranks_lie_side_by_side_where_the_models_experts_divide_by_them(tmp_path, ranks, suffix):
+    counts = np.random.default_rng(0).integers(1, 5000, size=(6, 16))
+    counts[2, : 16 // ranks] = 0  # a layer that the first rank got nothing in
+    for rank, own in enumerate(np.split(counts, ranks, axis=1)):
+        path = tmp_path / f"decode_{9 + rank}.{suffix}"  # 9 before 10
+        if suffix == "npy":
+            np.save(path, own)
+        else:
+            path.write_text(json.dumps(own.tolist()) if suffix == "json" else "\n".join(",".join(map(str, row)) for row in own))
+    (part,) = parts([tmp_path], model=MODEL)
+    assert (part.name, len(part.paths)) == ("decode", ranks)
+    for options in ({}, {"num_experts": 16}):
+        loads = read_workload(tmp_path, model=MODEL, **options)
+        np.testing.assert_array_equal(loads.load, counts)
+        assert loads.model_layers == MODEL.moe_layers and loads.origin.findings[0].code == "ranks-side-by-side"
+    path.unlink()
+    assert len(parts([tmp_path], model=MODEL)) == ranks - 1
+    for rank in range(2):
+        (tmp_path / f"damaged{rank}.parquet").write_bytes(b"PAR1 and nothing else")
+    assert len(parts([tmp_path], model=MODEL)) == ranks + 1

@@ -222,3 +222,32 @@ def test_archives_of_requests(tmp_path):
 )
 def test_bad_requests(tmp_path, experts, part):
     refused(request(tmp_path, "a.npz", experts), part)
+
+
+@pytest.mark.parametrize(
+    ("about", "rows"),
+    [
+        ({"usage": USAGE | {"prompt_tokens_details": {"cached_tokens": 1}}}, [1, 2]),
+        ({"num_cached_tokens": 1}, [1, 2]),
+        ({"usage": USAGE | {"prompt_tokens_details": None}}, [0, 1, 2]),
+        ({"usage": {"prompt_tokens": 3, "completion_tokens": 2, "prompt_cache_hit_tokens": 2}}, [1, 2]),  # a row not asked for
+    ],
+)
+def test_rows_of_a_cached_prefix_are_left_out(tmp_path, about, rows):
+    trace = read_workload(saved(tmp_path, answer(npy(ROWS)) | about))
+    assert trace.experts.tolist() == [ROWS[row] for row in rows]
+    assert trace.phase.tolist() == [[0, 0, 1][row] for row in rows]
+    assert ("cached-left-out" in [finding.code for finding in trace.origin.findings]) == (len(rows) < 3)
+
+
+def test_cached_prefixes_of_several_choices(tmp_path):
+    usage = {"prompt_tokens": 2, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 1}}
+    several = answer(npy(ROWS), usage)
+    several["choices"].append({"index": 1, "routed_experts": npy([*ROWS[:2], [[4, 3], [7, 6]]])})
+    assert read_workload(saved(tmp_path, several)).experts.tolist() == [*ROWS[1:], [[4, 3], [7, 6]]]
+    choices = [{"index": index, "text": "", "routed_experts": npy(ROWS[1 - index :])} for index in range(2)]
+    record = {"object": "text_completion", "choices": choices, "usage": usage | {"completion_tokens": 5}}
+    trace = read_workload(saved(tmp_path, record))
+    assert trace.tokens == 5 and "cached-not-known" in [finding.code for finding in trace.origin.findings]
+    over = {"prompt_tokens": 2, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 9}}
+    refused(saved(tmp_path, answer(npy(ROWS), over)), "cached_tokens is 9, but the prompt has 2")

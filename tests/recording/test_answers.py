@@ -38,6 +38,25 @@ def test_sglang_s_answers_become_one_recording(sglang, from_sglang, out):
     holds(trace, num_experts=8)
 
 
+def test_rows_of_a_cached_prefix_are_left_out(sglang, from_sglang, vllm, from_vllm, out):
+    def generate(body: dict) -> dict:
+        answer = sglang.generate(body)
+        answer["meta_info"]["cached_tokens"] = 1
+        return answer
+
+    sglang.answers["/generate"] = generate
+    answer = json.loads(from_sglang("--max-tokens", "5", "--json")[1])
+    assert answer["tokens"] == 18
+    assert "3 of 21 tokens without any choice left out: cached prefixes, or not captured" in answer["notes"]
+    np.testing.assert_array_equal(read_workload(out).experts[:6], sglang.ids(7)[1:, 1:])
+
+    def complete(body: dict) -> dict:
+        return vllm.complete(body) | {"usage": {"prompt_tokens": 2, "prompt_tokens_details": {"cached_tokens": 99}}}
+
+    vllm.answers["/v1/completions"] = complete
+    assert json.loads(from_vllm("--max-tokens", "4", "--json")[1])["tokens"] == 12  # no more than the prompt
+
+
 def test_vllm_s_answers_become_one_recording(vllm, prompts, record, out):
     code, text, err = record("--vllm", vllm.url + "/v1", "--prompts", prompts, "--max-tokens", "4", "-o", out, "--json")
     assert code == 0 and "3 of 3 prompts, 18 tokens" in err

@@ -7,20 +7,23 @@ from engine.formats.checks.copies import (
     check_groups,
     check_load_copies,
     check_token_copies,
+    has_no_computation,
     ids_outside,
     limited_groups,
 )
-from engine.formats.checks.layers import check_layers, check_numbering
+from engine.formats.checks.layers import check_layers, check_numbering, ranks_not_counted
+from engine.formats.checks.padding_rows import check_padding_rows
 from engine.formats.checks.profile_rows import check_phases, check_profile_rows, check_ranks
-from engine.formats.checks.totals import check_slots, check_totals, check_traffic
+from engine.formats.checks.totals import check_slots, check_totals, check_traffic, of_one_rank
 from engine.model import MoEModel
 from engine.workload import Finding, RoutingTrace, TrafficMatrix, Workload
 
 __all__ = ["check_recording", "limited_groups"]
 
+# The first is left out where layers may count other numbers.
 _OF_LOADS = (check_totals, check_layers, check_load_copies)
 _OF_TOKENS = (
-    *(check_choices, check_layers, check_profile_rows, check_token_copies),
+    *(check_layers, check_profile_rows, check_padding_rows, check_token_copies),
     *(check_phases, check_groups, check_ranks),
 )
 
@@ -34,7 +37,11 @@ def check_recording(workload: Workload, model: MoEModel | None = None) -> list[F
         found = check_traffic(workload)
     elif isinstance(workload, RoutingTrace) and (outside := ids_outside(workload)):
         found = [outside]
+    elif part := of_one_rank(workload, model) or ranks_not_counted(workload.load):
+        found = [part]
     else:
-        own = _OF_TOKENS if isinstance(workload, RoutingTrace) else _OF_LOADS
-        found = chain(check_slots(workload, model), check_numbering(workload, model), *(check(workload) for check in own))
+        own = _OF_TOKENS if isinstance(workload, RoutingTrace) else _OF_LOADS[has_no_computation(workload, model) :]
+        choices = check_choices(workload, model) if isinstance(workload, RoutingTrace) else ()
+        against = (check_slots(workload, model), check_numbering(workload, model))
+        found = chain(*against, choices, *(check(workload) for check in own))
     return [*(workload.origin.findings if workload.origin else ()), *found]

@@ -11,12 +11,15 @@ import numpy as np
 
 from engine import units
 from engine.formats.source import error, ok, warning
-from engine.workload import ExpertLoad, Finding, RoutingTrace
+from engine.model import MoEModel
+from engine.workload import DECODE, PREFILL, ExpertLoad, Finding, RoutingTrace
 
 FEWEST_TOKENS = 64
 """Tokens of a block; shorter ones may be alike by chance."""
 FEWEST_COUNTS = 32
-"""Different counts that must have a factor in common before it means something."""
+"""Different counts that must have a factor in common before it means something: 2; fewer have to have a larger one."""
+FEWEST_CHOICES = 12
+"""Choices of a token that are not all without computation by chance."""
 MOST_COPIES = 64
 ALIGNMENT = 128
 """DeepEP's dispatch rounds up the tokens of each expert to multiples of this if DeepGEMM follows, and SGLang's recorder counts
@@ -33,7 +36,8 @@ def factor_of_counts(loads: ExpertLoad) -> int:
     if (counts != np.rint(counts)).any() or counts.max(initial=0) >= 2**53:
         return 1
     different = np.unique(counts.astype(np.int64))
-    return int(np.gcd.reduce(different)) if len(different) >= FEWEST_COUNTS else 1
+    factor = int(np.gcd.reduce(different)) if len(different) else 1
+    return factor if len(different) * np.log2(factor) >= FEWEST_COUNTS else 1
 
 
 def is_rounded(loads: ExpertLoad) -> bool:
@@ -112,8 +116,8 @@ def check_load_copies(loads: ExpertLoad) -> Iterator[Finding]:
     elif (factor := factor_of_counts(loads)) > 1:
         yield warning(
             "multiplied-counts",
-            f"All counts are multiples of {factor}, as where each of {factor} data-parallel ranks adds the same "
-            f"tokens to a common sum, or the same requests were sent {factor} times. The shares of the experts "
+            f"All counts are multiples of {factor}, as where each of {factor} tensor- or data-parallel ranks "
+            f"adds the same tokens to a common sum, or the same requests were sent {factor} times. The shares of the experts "
             f"are right, but every load reads {factor} times too high: divide by {factor}, unless the requests "
             "were meant.",
             remedy="divide-by-copies",
@@ -132,6 +136,13 @@ def _ranks(alike: list[list[int]], does: str) -> Finding:
     )
 
 
+def has_no_computation(workload: RoutingTrace | ExpertLoad, model: MoEModel | None = None) -> bool:
+    """True if tokens may choose to have nothing computed, by the model or the reader's finding; layers then count other
+    numbers."""
+    found = workload.origin.findings if workload.origin else ()
+    return bool(model and model.zero_experts) or any(finding.code == "zero-experts" for finding in found)
+
+
 def ids_outside(trace: RoutingTrace) -> Finding | None:
     """The finding on ids that are no expert's, after which nothing else can be said of a recording; None without any."""
     if trace.experts.min(initial=0) >= -1 and trace.experts.max(initial=0) < trace.num_experts:
@@ -145,8 +156,9 @@ def ids_outside(trace: RoutingTrace) -> Finding | None:
     )
 
 
-def check_choices(trace: RoutingTrace) -> Iterator[Finding]:
-    """Findings on the sum of every layer, which must be tokens × k, on padding, and on experts chosen twice by one token."""
+def check_choices(trace: RoutingTrace, model: MoEModel | None = None) -> Iterator[Finding]:
+    """Findings on the sum of every layer, which must be tokens × k, on choices of no expert, and on experts chosen twice by one
+    token."""
     expected, padded = trace.tokens * trace.k, trace.experts.min(initial=0) < 0
     padding = (trace.experts < 0).sum(axis=(0, 2)) if padded else np.zeros(trace.layers, dtype=np.int64)
     off = np.flatnonzero(trace.load.sum(axis=1) != expected - padding)
@@ -158,19 +170,10 @@ def check_choices(trace: RoutingTrace) -> Iterator[Finding]:
             layers=tuple(off.tolist()),
         )
     else:
-        less = " less the padding" if padding.any() else ""
+        less = " less the choices of no expert (−1)" if padding.any() else ""
         yield ok("conservation", f"Every layer's counts add up to tokens × k = {expected:,}{less}.")
     if padded:
-        share, worst = padding.sum() / trace.experts.size, int(padding.argmax())
-        yield Finding(
-            severity="warning" if share > 0.1 else "ok",
-            code="padding",
-            message=(
-                f"{units.share(share)} of the choices are padding (−1), most in layer {worst} "
-                f"({units.share(padding[worst] / expected)})."
-                + (" Record without capacity limits, or drop the padded tokens." if share > 0.1 else "")
-            ),
-        )
+        yield from _of_no_expert(trace, model)
     written = np.flatnonzero(~never_written(trace))  # the others are left to `check_layers`
     repeated = _repeats(trace)[:, written]
     if repeated.any():
@@ -181,6 +184,46 @@ def check_choices(trace: RoutingTrace) -> Iterator[Finding]:
             f"{written[place]}); a top-k router cannot do that, so the axes or the id folding of the recording are wrong.",
             layers=tuple(written[repeated.any(axis=0)].tolist()),
         )
+
+
+def _of_no_expert(trace: RoutingTrace, model: MoEModel | None) -> Iterator[Finding]:
+    """Findings on choices of -1 by what leaves them: tokens without any, places that no token fills, and the rest. Layers
+    without any choice are left to `check_layers`."""
+    none = trace.experts < 0
+    missed = none.all(axis=(1, 2))
+    if has_no_computation(trace, model) and none[0].size < FEWEST_CHOICES:
+        missed[:] = False
+    if missed.any():
+        said = f"{missed.sum():,} of {trace.tokens:,} tokens ({units.share(missed.mean())}) have no choice in any layer"
+        whole = []
+        for phase, word in () if trace.phase is None else ((PREFILL, "prefill"), (DECODE, "decode")):
+            of_phase = trace.phase == phase
+            said += f"; of {word} {units.share(missed[of_phase].mean())}" if of_phase.any() else ""
+            whole += [word] if of_phase.any() and missed[of_phase].all() else []
+        nothing = f" Nothing is known of {whole[0]}: record it too, if it is to be planned for." if len(whole) == 1 else ""
+        yield warning(
+            "tokens-not-captured",
+            f"{said}. The capture missed them, as it may those of a cached prefix, or they are padding; they count for nothing."
+            + nothing,
+        )
+    layers, places = ~none.all(axis=(0, 2)), ~none.all(axis=(0, 1))
+    if 0 < (unused := int(np.count_nonzero(~places))) < trace.k:
+        yield ok("unused-places", f"{unused} of the {trace.k} places for choices are never filled: k was {trace.k - unused}.")
+    rest = none[~missed][:, layers][:, :, places]
+    if not rest.any() or has_no_computation(trace):
+        return
+    share, worst = rest.mean(), rest.mean(axis=(0, 2))
+    of_layer = f", most in layer {np.flatnonzero(layers)[worst.argmax()]} ({units.share(worst.max())})"
+    if has_no_computation(trace, model):
+        yield ok("zero-experts", f"{units.share(share)} of the choices are of no expert (−1){of_layer}: without computation.")
+        return
+    yield Finding(
+        severity="warning" if share > 0.1 else "ok",
+        code="dropped-choices",
+        message=f"{units.share(share)} of the choices of tokens that have any are of no expert (−1){of_layer}, as a capacity "
+        "limit that drops choices leaves them: loads are those after the drop."
+        + (" To plan for all that was chosen, record without the limit." if share > 0.1 else ""),
+    )
 
 
 def _repeats(trace: RoutingTrace) -> np.ndarray:

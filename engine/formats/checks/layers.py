@@ -13,6 +13,8 @@ from engine.workload import ExpertLoad, Finding, RoutingTrace
 
 DROP = "drop-empty-layers"
 MOST_STAGES = 64
+FEWEST_OF_EACH, FEWEST_CELLS = 16, 4
+"""Tokens of a layer for each expert, and layers times experts of a rank, without which nothing shows that a rank is missing."""
 
 
 def empty_layers(workload: RoutingTrace | ExpertLoad) -> np.ndarray:
@@ -74,6 +76,27 @@ def check_layers(workload: RoutingTrace | ExpertLoad) -> Iterator[Finding]:
         f"{idle[worst]} of {load.shape[1]}); record more tokens to see how rare they are.",
         layers=tuple(np.flatnonzero(idle).tolist()),
     )
+
+
+def ranks_not_counted(load: np.ndarray) -> Finding | None:
+    """The finding on the same experts without tokens in every layer, which are just those of some expert-parallel ranks, in
+    blocks or dealt in turn; None if there are none, or too few tokens to show it. load: float64[layer, expert]"""
+    load = load[load.any(axis=1)]
+    counted, experts = load.any(axis=0), load.shape[1]
+    if counted.all() or not len(load) or load.sum(axis=1).min() < FEWEST_OF_EACH * experts:
+        return None
+    for ranks in range(2, experts // 2 + 1):
+        own = experts // ranks
+        for of_rank in () if experts % ranks else (counted.reshape(ranks, own), counted.reshape(own, ranks).T):
+            there = of_rank.any(axis=1)
+            if len(load) * own >= FEWEST_CELLS and (of_rank.all(axis=1) == there).all():
+                idle = int((~counted).sum())
+                return error(
+                    "ranks-not-counted",
+                    f"The same {idle} of {experts} experts (first: expert {(~counted).argmax()}) have no tokens in any layer, "
+                    f"as where only {there.sum()} of {ranks} expert-parallel ranks was counted: add the counts of all ranks.",
+                )
+    return None
 
 
 def check_numbering(workload: RoutingTrace | ExpertLoad, model: MoEModel | None) -> Iterator[Finding]:

@@ -21,6 +21,8 @@ FEWEST = 8
 """Fewer identical rows show nothing in a short recording."""
 FEWEST_STRETCHES, FALSE_ALARM = 20, 1e-3
 """Stretches needed to show their usual length, and the chance that a longer one is wrongly taken for profile rows."""
+MOST_CHANCE = 0.05
+"""Distance by chance alone above which nothing can be said of two phases that are no further apart."""
 APART = 0.02
 """Distance between the loads of two phases, less that of so few tokens by chance, from which planning on both misleads."""
 
@@ -107,16 +109,20 @@ def check_profile_rows(trace: RoutingTrace) -> Iterator[Finding]:
 
 
 def check_phases(trace: RoutingTrace) -> Iterator[Finding]:
-    """Findings on the difference between the loads of the phases, if the recording has phases."""
-    if trace.phase is None or len(np.unique(trace.phase)) < 2:
+    """Findings on the difference between the loads of the phases, if the recording has tokens with choices of both."""
+    chose = np.zeros(0, bool) if trace.phase is None else (trace.experts >= 0).any(axis=(1, 2))
+    if not chose.any() or len(np.unique(trace.phase[chose])) < 2:
         return
-    share = float((trace.phase == PREFILL).mean())
+    share = float((trace.phase[chose] == PREFILL).mean())
     distance, chance = distance_of_phases(trace)
     mixed = (
         f"Prefill ({units.share(share)} of the tokens) and decode are mixed. Their loads differ by "
         f"{units.share(distance)} of the token copies (total variation on average over layers; so few tokens differ by "
         f"{units.share(chance)} by chance alone)"
     )
+    if distance - chance <= APART and chance > MOST_CHANCE:
+        yield ok("phases-mixed", f"{mixed}: too few to tell whether one plan may serve both.")
+        return
     if distance - chance <= APART:
         yield ok("phases-mixed", f"{mixed}: one plan may serve both.")
         return

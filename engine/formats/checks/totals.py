@@ -48,6 +48,19 @@ def check_totals(loads: ExpertLoad) -> Iterator[Finding]:
         yield ok("layer-totals", f"Every layer counted {usual:,.0f} token copies{same}.")
 
 
+def of_one_rank(workload: RoutingTrace | ExpertLoad, model: MoEModel | None) -> Finding | None:
+    """The finding on loads of as many experts as one of several ranks holds, after which nothing else can be said; None for
+    others."""
+    if model is None or not isinstance(workload, ExpertLoad) or not 1 < workload.num_experts < model.experts:
+        return None
+    ranks, rest = divmod(model.experts, workload.num_experts)
+    said = (
+        f"The recording counts {workload.num_experts} experts per layer, {model.name} has {model.experts}: as many as one of "
+    )
+    said += f"{ranks} expert-parallel ranks holds. Give the files of all ranks together."
+    return None if rest else error("experts-of-one-rank", said)
+
+
 def check_slots(workload: RoutingTrace | ExpertLoad, model: MoEModel | None) -> Iterator[Finding]:
     """The finding on a recording with more experts than the model has."""
     if model is None or workload.num_experts <= model.experts:

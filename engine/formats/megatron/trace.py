@@ -30,7 +30,8 @@ class MicroBatches:
     step, tokens: int64[micro-batch]
     source: int64[micro-batch]; the place among the ranks of a stage
     experts: int16[token, layer, k]
-    incomplete: number that were left out for want of a layer
+    incomplete: number that were left out for want of a layer, or with other numbers of tokens in it
+    why: the reason, in words
     """
 
     step: np.ndarray
@@ -38,6 +39,7 @@ class MicroBatches:
     tokens: np.ndarray
     experts: np.ndarray
     incomplete: int
+    why: str
 
 
 def read(sources: Sequence[Source]) -> RoutingTrace:
@@ -93,12 +95,22 @@ def _micro_batches(source: Source, ranks: Sequence[Records], stages: Stages) -> 
     starts = np.flatnonzero(np.r_[True, (table[:3, 1:] != table[:3, :-1]).any(axis=0)])
     tokens = table[6]
     layers = int(first_column[-1])
-    whole = (np.diff(np.r_[starts, table.shape[1]]) == layers) & (
-        np.maximum.reduceat(tokens, starts) == np.minimum.reduceat(tokens, starts)
-    )
+    counts = np.diff(np.r_[starts, table.shape[1]])
+    lacks = counts < layers
+    other = np.maximum.reduceat(tokens, starts) != np.minimum.reduceat(tokens, starts)
+    step, last = table[:2, starts], np.full(table[1].max() + 1, -1)
+    np.maximum.at(last, step[1], step[0])
+    amid = lacks & (step[0] < last[step[1]])  # the run may have ended in its last step
+    if amid.any():  # which of a step's micro-batches lacks the layer is not known, so none of them can be put together
+        _, name = np.unique(step, axis=1, return_inverse=True)
+        other |= np.isin(name, name[lacks])
+    whole = ~lacks & ~other
     begun = starts[whole & (tokens[starts] > 0)]
     if not len(begun):
-        raise source.fault("no step has all layers with the same tokens; give the files of all ranks of one run")
+        raise source.fault(
+            "no step has all layers with the same tokens; give the files of all ranks of one run. A layer in which a capacity "
+            "factor dropped choices is not recorded: record without one"
+        )
     tokens_of = tokens[begun]
     return MicroBatches(
         step=table[0, begun],
@@ -106,7 +118,26 @@ def _micro_batches(source: Source, ranks: Sequence[Records], stages: Stages) -> 
         tokens=tokens_of,
         experts=_gathered(ranks, table[4:6, begun[:, None] + np.arange(layers)], tokens_of),
         incomplete=int((~whole).sum()),
+        why=_why(
+            {table[3, start : start + count].tobytes() for start, count in zip(starts[amid], counts[amid], strict=True)}, lacks
+        ),
     )
+
+
+def _why(layers: set[bytes], lacks: np.ndarray) -> str:
+    """The reason for which micro-batches are incomplete, as far as their layers tell.
+
+    layers: those of the micro-batches that lack one before the last step
+    lacks: bool[micro-batch]; True for one that lacks a layer
+    """
+    if len(layers) > 1:
+        return (
+            "not always the same layer: the tracer leaves out a layer in which a capacity factor dropped choices "
+            "(--moe-expert-capacity-factor), so only steps without drops are left; record without one"
+        )
+    if layers:
+        return "always the same: layers in CUDA graphs are not recorded (--cuda-graph-impl none)"
+    return "the run ended in its last step" if lacks.any() else "files of several runs may be mixed"
 
 
 def _gathered(ranks: Sequence[Records], origin: np.ndarray, tokens: np.ndarray) -> np.ndarray:
@@ -189,7 +220,7 @@ def _findings(
         yield warning(
             "incomplete-steps",
             f"{batches.incomplete} of {len(batches.tokens) + batches.incomplete} micro-batches lack a layer, or have other "
-            "numbers of tokens in it, and are left out; layers in CUDA graphs are not recorded.",
+            f"numbers of tokens in it, and are left out with those that cannot be told from them; {batches.why}.",
         )
     if mtp := sum(int(records.tokens[records.is_mtp].sum()) for records in all_ranks):
         yield warning(

@@ -187,7 +187,11 @@ def moe_rows(source: Source, used: np.ndarray, experts: int) -> tuple[np.ndarray
     experts: logical experts per layer of the recording
     """
     model = source.model
-    if model is None or model.experts != experts or not 0 <= len(used) - model.layers <= MOST_MTP_LAYERS:
+    if (
+        model is None
+        or experts not in (model.experts, model.router_choices)
+        or not 0 <= len(used) - model.layers <= MOST_MTP_LAYERS
+    ):
         return np.flatnonzero(used), []
     expected = np.isin(np.arange(len(used)), model.moe_layers)
     extra = np.flatnonzero(used & ~expected)

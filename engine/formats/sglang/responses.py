@@ -16,9 +16,9 @@ from engine.errors import InputError
 from engine.formats.arrays import routing_trace
 from engine.formats.format import Format, Glance
 from engine.formats.json_lines import lines, parse_value
-from engine.formats.routed_experts import decode_int32
+from engine.formats.routed_experts import cached_tokens, decode_int32, say_cached
 from engine.formats.sglang.dumps import moe_rows
-from engine.formats.source import MAX_FILE_BYTES, Source, warning, without_ids
+from engine.formats.source import MAX_FILE_BYTES, Source, without_ids
 from engine.workload import DECODE, PREFILL, Origin, RoutingTrace
 
 NAME = "sglang-routed-experts"
@@ -34,6 +34,7 @@ class Routed:
 
     dtype: of the numbers
     prompt, generated: tokens, None if the answer does not say
+    cached: tokens of the prompt that were not computed
     """
 
     place: str
@@ -41,6 +42,7 @@ class Routed:
     dtype: str
     prompt: int | None
     generated: int | None
+    cached: int = 0
 
 
 def read_responses(sources: Sequence[Source]) -> RoutingTrace:
@@ -53,7 +55,7 @@ def read_responses(sources: Sequence[Source]) -> RoutingTrace:
         )
     if sum(source.path.stat().st_size for source in sources) > MAX_FILE_BYTES:
         raise sources[0].fault(f"is over {MAX_FILE_BYTES // 1024**2} MB with the other files; give fewer requests")
-    experts, phases = [], []
+    experts, phases, cached = [], [], 0
     for source in sources:
         for place, answer in _answers(source):
             for routed in _routed(answer, place):
@@ -64,8 +66,11 @@ def read_responses(sources: Sequence[Source]) -> RoutingTrace:
                     ids = decode_int32(routed.text, model.layers, model.experts_per_token, str(routed.dtype))
                 except InputError as error:
                     raise source.fault(f"{error} ({model.name})", routed.place) from None
-                experts.append(ids)
-                phases.append(_phase(source, len(experts[-1]), routed))
+                left_out = _cached_rows(source, len(ids), routed)
+                phase = _phase(source, len(ids), routed)
+                experts.append(ids[left_out:])
+                phases.append(None if phase is None else phase[left_out:])
+                cached += left_out
     if not experts:
         raise sources[0].fault(f"no answer has {KEY!r}; ask with return_routed_experts of a server that returns them")
     shapes = sorted({ids.shape[1:] for ids in experts})
@@ -76,6 +81,7 @@ def read_responses(sources: Sequence[Source]) -> RoutingTrace:
         # With one choice a token, expert 0 and nothing captured look the same.
         used |= (ids >= (0 if shapes[0][1] > 1 else 1)).any(axis=(0, 2))
     rows, findings = moe_rows(sources[0], used, model.experts)
+    findings = [*say_cached(cached, cached + sum(map(len, experts))), *findings]
     if not rows.size:
         raise sources[0].fault(f"no token has a choice in any MoE layer of {model.name}")
     sequence = np.repeat(np.arange(len(experts)), [len(ids) for ids in experts])
@@ -83,9 +89,6 @@ def read_responses(sources: Sequence[Source]) -> RoutingTrace:
     ends = np.cumsum([len(ids) for ids in experts])
     for ids, end in zip(experts, ends, strict=True):
         together[end - len(ids) : end] = ids[:, rows]
-    if missed := int(np.count_nonzero((together < 0).all(axis=(1, 2)))):
-        message = f"{missed} of {len(together)} tokens were captured in no layer, as those of a cached prefix may not be."
-        findings = [*findings, warning("tokens-not-captured", message)]
     return replace(
         routing_trace(sources[0], together, sequence, recorded_experts=model.experts),
         phase=None if any(phase is None for phase in phases) else np.concatenate(phases),
@@ -118,13 +121,25 @@ def _routed(answer: object, place: str) -> Iterator[Routed]:
             of_answer = answer.get("usage") if len(choices) < 2 else None
             usages = (part.get("meta_info"), part.get("usage"), of_answer)
             usage = next((usage for usage in usages if isinstance(usage, dict)), {})
+            cached = cached_tokens(*usages, wrapper, part)
             where = ", ".join(filter(None, (place, f"choice {at - 1}" if at else "")))
             counts = (_count(usage, name) for name in ("prompt_tokens", "completion_tokens"))
-            yield Routed(where, wrapper[KEY], wrapper.get("routed_experts_dtype", "int32"), *counts)
+            yield Routed(where, wrapper[KEY], wrapper.get("routed_experts_dtype", "int32"), *counts, cached)
 
 
 def _count(usage: dict, name: str) -> int | None:
     return usage[name] if type(usage.get(name)) is int and usage[name] >= 0 else None
+
+
+def _cached_rows(source: Source, rows: int, routed: Routed) -> int:
+    """The number of rows, from the first on, that a cache held; raises InputError for more than the prompt has. A request may
+    have asked for fewer rows of the prompt (`routed_experts_start_len`)."""
+    if routed.prompt is None:
+        return min(routed.cached, max(rows - max((routed.generated or 1) - 1, 0), 0))
+    if routed.cached > routed.prompt:
+        raise source.fault(f"cached_tokens is {routed.cached}, but the prompt has {routed.prompt} tokens", routed.place)
+    missing = 0 if routed.generated is None else routed.prompt + max(routed.generated - 1, 0) - rows
+    return min(max(routed.cached - max(missing, 0), 0), rows)
 
 
 def _phase(source: Source, rows: int, routed: Routed) -> np.ndarray | None:

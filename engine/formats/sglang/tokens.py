@@ -317,12 +317,14 @@ def _fold(dump: Dump, ids: np.ndarray, place: str) -> np.ndarray:
     """The logical experts, int16[token, decoder layer, k], of slots, int[decoder layer, token, k]; raises InputError."""
     layers, tokens, k = ids.shape
     slots = dump.logical_of_slot.shape[1]
-    if ids.size and (ids.min() < -1 or ids.max() >= slots):
-        slot = ids[first((ids < -1) | (ids >= slots))]
+    spare = dump.source.zero_experts  # which have no slot
+    if ids.size and (ids.min() < -1 or ids.max() >= slots + spare):
+        slot = ids[first((ids < -1) | (ids >= slots + spare))]
         raise dump.source.fault(f"slot {slot} is out of range, slots are 0 … {slots - 1}", place)
     experts = np.empty((tokens, layers, k), np.int16)
     for layer, logical in enumerate(dump.logical_of_slot.astype(np.int16)):
-        with_none = np.append(logical, np.int16(-1))  # which -1 picks
+        zeros = np.arange(dump.num_experts, dump.num_experts + spare)
+        with_none = np.concatenate([logical, zeros, [-1]]).astype(np.int16)  # -1 picks the last
         for start in range(0, tokens, max(BLOCK // k, 1)):
             block = slice(start, start + max(BLOCK // k, 1))
             experts[block, layer] = with_none[ids[layer, block]]

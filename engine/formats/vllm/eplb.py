@@ -8,7 +8,8 @@
 Layers are MoE layers. Its own tools set markers of benchmark runs between the lines; lines of another type are left out.
 
 The script of vLLM-Ascend (@182b75e) that makes static placements takes expert loads as a tensor [layer, expert] of counts,
-saved by `torch.save` and nothing else with it.
+saved by `torch.save` and nothing else with it. A window of loads, [step, layer, slot], and what Ascend gathers, [layer, rank,
+expert of the rank], are saved so too.
 """
 
 from collections import Counter
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from engine.formats.arrays import MAX_LAYERS, check_amounts, expert_load, first, fold_slots, model_layers_of, place_in
-from engine.formats.bare_lists import loads_of_table
+from engine.formats.bare_lists import loads_of_array, loads_of_table
 from engine.formats.format import Format, Glance, of_one_file
 from engine.formats.json_lines import records
 from engine.formats.number_lists import NUMBERS, array_of_lists
@@ -187,8 +188,15 @@ LOADS = Format(NAME, "vLLM's expert loads (PR #41141)", "loads", _tells, of_one_
 
 
 def read_tensor(source: Source) -> ExpertLoad:
-    """Loads from number[layer, expert]. Rows of zeros only are dense layers and left out."""
+    """Loads from number[layer, expert], or of three axes, see `bare_lists`. Rows of zeros are dense layers and left out."""
     counts = array_of(source.path, load_torch_file(source.path), "the tensor")
+    if counts.ndim == 3 and counts.dtype.kind == "i" and counts.min(initial=0) == -1:
+        raise source.fault(
+            "-1 in numbers [layers, ranks, experts] is a map of experts to ranks, a placement: give it as the plan in use "
+            "(--in-use), or open it on the Optimise page as what is deployed now"
+        )
+    if counts.ndim == 3 and counts.dtype.kind in "iuf" and (loads := loads_of_array(source, counts, TENSOR_NAME)):
+        return loads
     if counts.ndim != 2 or counts.dtype.kind not in "iuf" or 0 in counts.shape:
         raise source.fault(f"a tensor of loads is numbers [layers, experts], not {counts.dtype} {list(counts.shape)}")
     return loads_of_table(source, counts, TENSOR_NAME)

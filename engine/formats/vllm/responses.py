@@ -20,7 +20,7 @@ import binascii
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -30,7 +30,7 @@ from engine.formats.arrays import MAX_K, MAX_LAYERS
 from engine.formats.format import MAX_LINE_BYTES, Format, Glance
 from engine.formats.json_lines import lines, parse, parse_value
 from engine.formats.number_lists import array_of_lists
-from engine.formats.routed_experts import decode_int32, decode_lists, decode_npy
+from engine.formats.routed_experts import cached_tokens, decode_int32, decode_lists, decode_npy, say_cached
 from engine.formats.source import MAX_FILE_BYTES, MAX_JSON_BYTES, Source, in_order, quoted, read_json, without_ids
 from engine.formats.vllm.requests import Request, trace_of_requests
 from engine.model import MoEModel
@@ -137,10 +137,11 @@ class Answer:
 
     parts: int16[row, layer, k] each
     prompt, generated: tokens, None: not said
-    usage: tokens of the prompts and generated ones, of all choices together
+    usage: tokens of the prompts, generated ones and cached ones, of all choices together
     start: rows of the prompt left out before the first, None: not said
     rows_of_prompt: rows that came apart from the others, None if all came together
     keeps_prompt_apart: True if the engine has a place of its own for them, used or not
+    cached: tokens of its prompt that were not computed
     """
 
     source: Source
@@ -148,10 +149,11 @@ class Answer:
     parts: list[np.ndarray] = field(default_factory=list)
     prompt: int | None = None
     generated: int | None = None
-    usage: tuple[int | None, int | None] = (None, None)
+    usage: tuple[int | None, int | None, int] = (None, None, 0)
     start: int | None = None
     rows_of_prompt: int | None = None
     keeps_prompt_apart: bool = False
+    cached: int = 0
 
     def add(self, value: object) -> None:
         """Add the rows in a value of `routed_experts`; raises InputError."""
@@ -186,8 +188,12 @@ class Answer:
 
 @dataclass
 class Tally:
-    """Numbers of answers with something that a person should know."""
+    """Numbers of answers with something that a person should know; of rows, all and those of cached prefixes, and cached tokens
+    of which the rows are not known."""
 
+    rows: int = 0
+    cached: int = 0
+    unplaced: int = 0
     whole: int = 0
     without: int = 0
     cut: int = 0
@@ -196,6 +202,13 @@ class Tally:
     def findings(self) -> tuple[Finding, ...]:
         answers = self.whole + self.without
         told = (
+            (
+                self.unplaced,
+                "warning",
+                "cached-not-known",
+                f"{self.unplaced:,} tokens of several prompts in one request were cached (cached_tokens); of which, is not "
+                "said: they are still counted; send one prompt a request.",
+            ),
             (
                 self.without,
                 "warning",
@@ -216,7 +229,8 @@ class Tally:
                 f"{self.repeated} choices repeat the prompt of the first choice, which was forwarded once and is counted once.",
             ),
         )
-        return tuple(Finding(severity=severity, code=code, message=message) for count, severity, code, message in told if count)
+        found = (Finding(severity=severity, code=code, message=message) for count, severity, code, message in told if count)
+        return (*say_cached(self.cached, self.rows), *found)
 
 
 def requests_of(answers: Iterable[Answer], tally: Tally) -> Iterator[Request]:
@@ -224,7 +238,7 @@ def requests_of(answers: Iterable[Answer], tally: Tally) -> Iterator[Request]:
     choices share are the first one's alone."""
     answers, first = list(answers), None
     prompt_apart = any(answer.rows_of_prompt is not None for answer in answers)
-    _share_usage(answers)
+    _share_usage(answers, tally)
     for answer in answers:
         if not answer.parts:
             tally.without += 1
@@ -238,20 +252,37 @@ def requests_of(answers: Iterable[Answer], tally: Tally) -> Iterator[Request]:
             tally.repeated += 1
             request = Request(experts[prompt_rows:], 0, answer.source, answer.place)
         first = first or request
+        tally.rows += len(request.experts)
+        if cached := _cached_rows(answer, request):
+            tally.cached += cached
+            left = None if request.prompt_rows is None else request.prompt_rows - cached
+            request = replace(request, experts=request.experts[cached:], prompt_rows=left)
         if len(request.experts):
             yield request
 
 
-def _share_usage(answers: list[Answer]) -> None:
+def _cached_rows(answer: Answer, request: Request) -> int:
+    """The number of rows, from the first on, that a cache held; raises InputError for more than the prompt has."""
+    if answer.prompt is not None and answer.cached > answer.prompt:
+        raise answer.source.fault(f"cached_tokens is {answer.cached}, but the prompt has {answer.prompt} tokens", answer.place)
+    if request.prompt_rows is None:
+        return min(answer.cached, len(request.experts))
+    missing = (answer.prompt or request.prompt_rows) - request.prompt_rows
+    return min(max(answer.cached - missing, 0), request.prompt_rows)
+
+
+def _share_usage(answers: list[Answer], tally: Tally) -> None:
     """Give the choices the counts of the usage that they lack: all of it to a single choice, the prompt to several, unless
     their rows show that every choice has a prompt of its own."""
     rows = sum(len(part) for answer in answers for part in answer.parts)
     for answer in answers:
-        prompt, generated = answer.usage
+        prompt, generated, cached = answer.usage
         if len(answers) == 1:
             answer.generated = answer.generated if generated is None else generated
         elif prompt is not None and generated is not None and rows != len(answers) * (prompt - 1) + generated:
+            tally.unplaced += cached if answer is answers[0] else 0
             continue
+        answer.cached = answer.cached or cached
         answer.prompt = prompt if answer.prompt is None else answer.prompt
 
 
@@ -312,6 +343,7 @@ def _take(record: dict, choices: list[dict], answers: dict[int, Answer], source:
             answers[index] = Answer(source, place if len(choices) == 1 else f"{place}, choice {index}")
         routing = choice.get("routed_experts")
         answers[index].add(_beside_choices(record) if routing is None and position == 0 else routing)
+        answers[index].cached = cached_tokens(choice) or answers[index].cached
         answers[index].count(_length(choice.get("token_ids")))
         answers[index].prompt = _length(choice.get("prompt_token_ids")) or answers[index].prompt
     usage = record["usage"] if isinstance(record.get("usage"), dict) else {}
@@ -320,6 +352,7 @@ def _take(record: dict, choices: list[dict], answers: dict[int, Answer], source:
         answer.usage = (
             _count(usage.get("prompt_tokens")) or answer.usage[0],
             _count(usage.get("completion_tokens")) or answer.usage[1],
+            cached_tokens(record, usage) or answer.usage[2],
         )
         answer.keeps_prompt_apart |= "prompt_routed_experts" in record
         if position == 0:
