@@ -10,7 +10,7 @@ import streamlit as st
 from app import cached, model_catalogue, state, uploads
 from app.tables import plain
 from engine import formats, store
-from engine.catalogue.nvidia import type_of
+from engine.catalogue.links import type_of
 from engine.compare.baseline import plan_of_placement
 from engine.costs import AlphaBeta, CostProfile, Profiled, choice
 from engine.costs.pair_cluster import MeasuredPairs, draw_pairs
@@ -89,7 +89,7 @@ def _received(paths: Sequence[Path], is_new: Sequence[bool], scratch: Path, gpu_
         upload_of |= {file: place for part in inside for file in part.paths}
     known, before = Known(_model_among(parts), gpu_type), set(state.session.workloads)
     last_recording = None
-    for part in sorted(formats.joined(parts), key=lambda part: ORDER.index(part.format.kind)):
+    for part in sorted(formats.joined(parts, known.model), key=lambda part: ORDER.index(part.format.kind)):
         places = dict.fromkeys(upload_of[file] for file in part.paths)
         if not any(is_new[place] for place in places):
             continue

@@ -152,8 +152,8 @@ def explanation(balance: Balance) -> str:
     return (
         f"load of the fullest GPU over the mean, on average over layers (Megatron-LM). Over layers: "
         f"{over_layers(balance.factors)}. The same as imbalance ratio {units.digits(balance.imbalance_ratio)} "
-        f"(TensorRT-LLM) and balancedness {units.digits(balance.balancedness)} (EPLB, vLLM, SGLang). It counts tokens: of "
-        "GPUs of several types the faster ones are meant to get more"
+        f"(TensorRT-LLM) and balancedness {balance.in_words}. It counts tokens: of GPUs of several types the faster ones are "
+        "meant to get more"
     )
 
 

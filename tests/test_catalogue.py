@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from engine import catalogue, formats
-from engine.catalogue import cluster_presets, gpu, gpu_types, model_presets, node_types, packaged
+from engine.catalogue import cluster_of_gpus, cluster_presets, gpu, gpu_types, model_presets, node_types, packaged
 from engine.catalogue.packaged import (
     every_gpu_type,
     models_that_fit,
@@ -33,6 +33,7 @@ GIB = 2**30
 FILES = {"gpus": gpu_types, "nodes": node_types, "clusters": cluster_presets, "models": model_presets}
 TENSOR_CORES_OVER_FP32 = {"RTX 2080 Ti": 4, "L40S": 4, "H100": 15, "H200": 15, "B200": 30}
 TENSOR_CORES_OVER_FP32 |= {"V100-16": 8, "V100-32": 8, "A100-40": 16, "A100-80": 16}
+TENSOR_CORES_OVER_FP32 |= {"MI300X": 8, "MI325X": 8, "MI355X": 16}
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -50,7 +51,7 @@ def test_gpu_units(kind):
     assert kind.memory % GIB == 0
     assert 8 * GIB <= kind.memory <= 300 * GIB
     assert 500e9 <= kind.memory_bandwidth <= 10e12
-    assert 10e12 <= kind.flops_fp32 <= 100e12
+    assert 10e12 <= kind.flops_fp32 <= 200e12
     # Twice this would be the rate with sparsity.
     assert kind.flops_fp16 / kind.flops_fp32 == pytest.approx(TENSOR_CORES_OVER_FP32[kind.name], rel=0.02)
     assert kind.flops_fp8 == 0 or kind.flops_fp8 / kind.flops_fp16 == pytest.approx(2, rel=0.02)
@@ -111,7 +112,7 @@ def test_gpus_that_only_the_package_has_come_beside_ours():
     assert all((folder / f"{system}.yaml").is_file() for system in packaged.OURS), "left to our catalogue"
     assert not {system_of(name) for name in theirs} & set(packaged.OURS)
     names = list(every_gpu_type())
-    assert names[:4] == ["GB300", "GB200", "B300-SXM", "B200"] and names[-1] == "RTX 2080 Ti", "the fastest first"
+    assert names[:5] == ["MI355X", "GB300", "GB200", "B300-SXM", "B200"] and names[-1] == "RTX 2080 Ti", "the fastest first"
     assert theirs["H100-PCIe"].memory_bandwidth == 2e12 and theirs["H100-PCIe"].flops_fp16 == 756.5e12
     for kind in theirs.values():
         assert 8e9 <= kind.memory <= 400e9 and 1e11 <= kind.memory_bandwidth <= 1e13
@@ -210,3 +211,12 @@ def test_the_readmes_recipe_makes_the_traffic_again(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     exec(recipe, {})
     assert Path("traffic-8.csv").read_text() == (SAMPLES / "traffic-8.csv").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"), [("4xH100", [4]), ("32xh100", [8] * 4), ("1xB200", [1]), ("12xH100", None), ("4xX", None)]
+)
+def test_so_many_gpus_in_nodes_of_the_catalogue(name, sizes):
+    cluster = cluster_of_gpus(name)
+    assert (cluster and cluster.node_sizes) == sizes
+    assert cluster is None or cluster.nodes[0].link_bandwidth

@@ -45,6 +45,9 @@ _GPU_COLOURS = (
     ("H200", "#99DDFF"),
     ("B200", "#EE8866"),
     ("B300", "#EE8866"),
+    ("MI300", "#AAAA00"),
+    ("MI325", "#AAAA00"),
+    ("MI355", "#CC99BB"),
 )
 OTHER_GPU = "#DDDDDD"
 

@@ -11,7 +11,7 @@ from app.charts import trust as charts
 from app.tables import plain
 from app.visitor import people
 from engine import catalogue, store, units
-from engine.catalogue.nvidia import type_of
+from engine.catalogue.links import type_of
 from engine.cluster import Cluster
 from engine.compare.trust import SECTIONS, Prediction, summaries
 from engine.compare.trust.deepep import OLD_PRICING

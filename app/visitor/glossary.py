@@ -51,7 +51,7 @@ TERMS = {
     "balancedness": Term(
         "The mean load of the GPUs divided by the largest: 1 when all have as much to do, a half when the fullest has twice "
         "the mean.",
-        "SGLang and vLLM, expert load balancing; its inverse is Lina's imbalance, §2.2",
+        "EPLB; SGLang and vLLM call other means of it so; its inverse is Lina's imbalance, §2.2",
     ),
     "bound": Term(
         "A time that no plan of the stated kind can beat, proven. For an all-to-all: the bytes of its busiest port over that "

@@ -6,6 +6,7 @@ Bandwidths are those of one GPU in one direction.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from functools import cached_property, lru_cache
 from importlib.resources import files
@@ -124,6 +125,19 @@ def node_types() -> dict[str, NodeType]:
 def cluster_presets() -> dict[str, ClusterPreset]:
     """Every ready cluster by name."""
     return _read("clusters.json", ClusterPreset)
+
+
+def cluster_of_gpus(name: str) -> Cluster | None:
+    """A cluster by a name such as `4xH100` or `32xH100`: GPUs in nodes of the catalogue, one node that is not full or full ones
+    alone. None for other names, and for types and numbers that make no such nodes."""
+    counted = re.fullmatch(r"(\d{1,4})[x×](.+)", name)
+    kinds = [kind for kind in node_types().values() if counted and kind.gpu.lower() == counted[2].lower()]
+    gpus = int(counted[1]) if counted else 0
+    if not kinds or gpus < 1 or (gpus > kinds[0].count and gpus % kinds[0].count):
+        return None
+    kind = kinds[0].model_copy(update={"count": min(gpus, kinds[0].count)})
+    nodes = tuple(kind.node(f"{kind.name}-{index}") for index in range(gpus // kind.count))
+    return Cluster(name=name, nodes=nodes, latency=kind.fabric_latency)
 
 
 @lru_cache

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from engine.catalogue import GpuType, cluster_presets, fastest_first, gpu_types
-from engine.catalogue.nvidia import FASTEST_PCIE, LINKS, NVLINK_LATENCY
+from engine.catalogue.links import FASTEST_PCIE, LINKS, NVLINK_LATENCY
 from engine.cluster import Cluster, Node
 from engine.errors import InputError
 from engine.model import MoEModel
@@ -158,7 +158,7 @@ class NodeLinks:
 def links_of_types() -> dict[str, NodeLinks]:
     """The links of GPU types that come with NVLink, by type; not of cards with a bridge that is sold apart. Types that only the
     package has are in it if their nodes have links faster than PCIe."""
-    on_board = {kind: links for kind, links in LINKS.items() if links.nvlinks and not links.bridge}
+    on_board = {kind: links for kind, links in LINKS.items() if links.nvlinks and links.name == "NVLink" and not links.bridge}
     known = {kind: NodeLinks(links.nvlink * links.nvlinks) for kind, links in on_board.items()}
     for kind in packaged_gpu_types():
         if kind not in LINKS and (node := packaged_node(kind, kind)).link_bandwidth > FASTEST_PCIE:

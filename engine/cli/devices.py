@@ -205,7 +205,14 @@ def run_efficiency(options: argparse.Namespace) -> int:
         collectives = [times for path in options.measured for times in formats.read_collectives(path)]
         origin = f"fitted to {', '.join(path.name for path in options.measured)}"
         cluster, fit = with_fit(cluster, collectives, options.ports, origin, options.relative)
-        content |= {"start_up": fit.start_up, "error": fit.error}
+        found = [
+            (path, finding.message)
+            for path in options.measured
+            for finding in formats.findings_of_times(path)
+            if finding.code == "times"
+        ]
+        notes = [f"{path.name}: {note}" for path, note in found if formats.OF_ONE_PAIR not in note]
+        content |= {"start_up": fit.start_up, "error": fit.error, "notes": notes}
     elif options.ports or options.output or options.relative:
         raise InputError("nothing to fit: add --measured FILE, or leave out --ports, --relative and --output")
     efficiency = cluster.efficiency and cluster.efficiency.model_dump(mode="json")
@@ -221,6 +228,7 @@ def _efficiency_as_text(content: dict[str, Any]) -> str:
     lines = [content["says"]]
     if "error" in content:
         lines.append(f"start-up of a send {seconds(content['start_up'])}; mean error of the fit {share(content['error'])}")
+        lines += [f"note: {note}" for note in content["notes"]]
     if content["saved"]:
         lines.append(f"saved: {content['saved']}")
     return "\n".join(lines)

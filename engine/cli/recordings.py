@@ -15,9 +15,9 @@ from engine.compare.inspection import inspect
 from engine.compare.synthetic import Recipe
 from engine.errors import InputError
 from engine.files import replace_atomically
-from engine.formats.placements import open_plan_file
+from engine.formats.placements import facts_of_log, open_plan_file
 from engine.formats.remedies import REMEDIES, mend, what_was_done
-from engine.formats.source import MAX_FILE_BYTES
+from engine.formats.source import MAX_FILE_BYTES, ok
 from engine.formats.writers import write_npz, write_recording, writer_for
 from engine.model import MoEModel
 from engine.plan import Placement
@@ -39,7 +39,7 @@ def _inspected(options: argparse.Namespace, scratch: Path) -> Iterable[dict]:
     model = formats.read_model(options.model) if options.model else None
     read = partial(formats.read_workload, model=model, stages=options.stages, deployed=options.deployed)
     named = [formats.split_member(file) for file in options.files]
-    parts = formats.parts([path for path, member in named if member is None], scratch)
+    parts = formats.parts([path for path, member in named if member is None], scratch, model)
     members = [(path, member) for path, member in named if member is not None]
     if options.output and len(members) + len(parts) > 1:
         raise InputError(f"{options.output.name}: there are several recordings; mend one at a time, or leave out -o")
@@ -66,6 +66,8 @@ def _findings(part: formats.Part) -> list[Finding]:
     """The findings on files that are no recording."""
     if part.format.kind == "pairs":
         return formats.findings_of_pairs(part.paths)
+    if part.format.name == "vllm-log":
+        return [ok("log", fact) for fact in facts_of_log(part.paths[0])]
     return formats.findings_of_times(part.paths[0]) if part.format.kind in ("measurements", "profile") else []
 
 

@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from engine.catalogue import cluster_presets, model_presets
+from engine.catalogue import cluster_of_gpus, cluster_presets, model_presets
 from engine.cluster import Cluster
 from engine.errors import InputError
 from engine.formats import huggingface, packaged
+from engine.formats.arrays import of_computing_experts
 from engine.formats.checks import check_recording
 from engine.formats.cost_files import OF_ONE_PAIR, findings_of_times, is_of_one_pair, read_collectives, read_costs
 from engine.formats.format import BELONGS, Format, Kind
@@ -82,7 +83,7 @@ def read_workload(
     deployed: the plan that ran while it was recorded, for counts of its slots
     """
     paths = [files] if isinstance(files, Path) else list(files)
-    recording = the_recording(paths, scratch)
+    recording = the_recording(paths, scratch, model)
     with one_clear_line(recording.paths[0]):
         if member is not None and recording.format.members is None:
             raise fault(paths[0], f"holds one workload only; leave out '::{member}'")
@@ -93,7 +94,8 @@ def read_workload(
                 for path in recording.paths
             ]
         )
-        return workload if workload.origin else replace(workload, origin=Origin(format=recording.format.name))
+        workload = workload if workload.origin else replace(workload, origin=Origin(format=recording.format.name))
+        return of_computing_experts(workload, model)
 
 
 def members(path: Path) -> tuple[str, ...]:
@@ -121,8 +123,11 @@ def read_document(kind: type[Document], path: Path) -> Document:
 
 
 def read_cluster(path: Path) -> Cluster:
-    """A cluster as saved by the studio (JSON); if there is no such file, the catalogue's of this name. Raises InputError."""
+    """A cluster as saved by the studio (JSON); if there is no such file, the catalogue's of this name, or nodes of its GPUs
+    (`4xH100`). Raises InputError."""
     if not path.exists():
+        if (counted := cluster_of_gpus(str(path))) is not None:
+            return counted
         return _of_catalogue(path, cluster_presets(), "cluster").cluster
     return read_document(Cluster, path)
 

@@ -9,7 +9,7 @@ from engine.errors import InputError
 from engine.formats.format import BELONGS
 from engine.formats.measured import aiconfigurator, deepxtrace, kineto, nccl_pairs, times_table
 from engine.formats.recognition import identify
-from engine.formats.source import MAX_FILE_BYTES, error, fault, ok, one_clear_line, read_json_object
+from engine.formats.source import MAX_FILE_BYTES, error, fault, ok, one_clear_line, read_json_object, warning
 from engine.workload import Finding
 
 OF_ONE_PAIR = "tests between two GPUs: with the logs of other pairs they are a cluster; drop all of them together on any page"
@@ -26,6 +26,7 @@ _READERS: dict[str, Callable[[Path], CostProfile | MeasuredTimes]] = {
     "calibration": lambda path: _calibration(path).measured,
     "cost-profile": lambda path: CostProfile.from_dict(read_json_object(path), path.name),
     "csv": times_table.read_measurements,  # which says what columns are missing
+    "deepep-test": deepxtrace.refuse_test,
     "deepxtrace": deepxtrace.refuse,
     "measured-times": lambda path: MeasuredTimes.from_dict(read_json_object(path), path.name),
     "measured-times-table": times_table.read_measurements,
@@ -59,15 +60,22 @@ def read_collectives(path: Path) -> tuple[CollectiveTimes, ...]:
 
 
 def findings_of_times(path: Path) -> list[Finding]:
-    """Findings on a file of times: the parts that were left out, or the reason why nothing can be read off it."""
+    """Findings on a file of times: the parts that were left out and the collectives of tests, or the reason why nothing can be
+    read off it."""
     try:
         costs = read_costs(path)
     except InputError as refused:
         return [error("no-times", str(refused))]
     notes = list(costs.notes or ()) if isinstance(costs, MeasuredTimes) else []
+    held = [
+        f"{times.operation.replace('_', '-')} over {times.ranks} GPUs: {len(times.points)} sizes, out of place"
+        for times in (costs.collectives if identify(path).name == "nccl-tests" else ())
+    ]
     if is_of_one_pair(path):
         notes.append(f"{OF_ONE_PAIR}, or give them to detect --pairs")
-    return [ok("times", note) for note in notes]
+    flawed = [any(word in note for word in nccl_pairs.FLAWED) for note in notes]
+    found = [(warning if flaw else ok)("times", note) for flaw, note in zip(flawed, notes, strict=True)]
+    return [*found, *(ok("collectives", text) for text in held)]
 
 
 def is_of_one_pair(path: Path) -> bool:

@@ -5,6 +5,7 @@ A `Glance` is the look at a file that those tests share: each part is parsed whe
 
 import csv
 import json
+import re
 import struct
 import zipfile
 from collections.abc import Callable, Sequence
@@ -25,6 +26,12 @@ MAX_LINE_BYTES = 16 * 1024**2
 """In one line of JSON; the loads of a few hundred layers fit many times."""
 MAX_SAFETENSORS_HEADER = 16 * 1024**2
 """Names some 200,000 tensors, more than the largest models and recordings have."""
+_TAG = re.compile(
+    r"\[(?:\s*(?!true\b|false\b|null\b|NaN\b|Infinity\b)[A-Za-z]"  # [INFO], [rank 0]
+    r"|\d+[-/:]"  # [2026-09-01 …]
+    r"|[^\[\]{}\"]*\]\s*[^\s,\]\[])"  # [0] a word, [1,0]<stdout>:
+)
+"""Beginnings of lines of logs that no JSON has."""
 Kind = (
     Literal["routing", "loads", "traffic", "plan", "cluster", "model"]
     | Literal["step", "measurements", "profile", "topology", "pairs", "graph"]
@@ -144,8 +151,8 @@ class Glance:
 
     @cached_property
     def is_json(self) -> bool:
-        """True if the text begins as JSON does, whole or not."""
-        return self.first_line[:1] in ("{", "[")
+        """True if the text begins as JSON does, whole or not. A log whose lines begin with a tag, `[INFO]`, does not."""
+        return self.first_line[:1] in ("{", "[") and _TAG.match(self.first_line) is None
 
     @cached_property
     def json(self) -> object:

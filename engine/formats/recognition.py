@@ -5,6 +5,7 @@ files in them.
 only after every format has declined, so that this list cannot hide a format.
 """
 
+import re
 import shutil
 import tarfile
 import zipfile
@@ -14,8 +15,10 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from engine.errors import InputError, one_line
+from engine.formats import rank_files
 from engine.formats.format import BELONGS, Format, Glance
 from engine.formats.known import FORMATS
+from engine.formats.nvidia_topo import NPUS, is_of_npus
 from engine.formats.source import (
     MAGIC,
     MAX_FILE_BYTES,
@@ -27,7 +30,9 @@ from engine.formats.source import (
     one_clear_line,
     quoted,
     read_json,
+    without_ids,
 )
+from engine.model import MoEModel
 
 _SQLITE = b"SQLite format 3\0"
 _RECORD = "record routing from the server (How to record, docs/recording.md)"
@@ -99,6 +104,25 @@ STRANGERS = (
         'times are read from traces of the PyTorch profiler: export_chrome_trace writes {"traceEvents": [...]}',
         _is_list_of_events,
     ),
+    Stranger(*NPUS, lambda glance: glance.is_text and is_of_npus(glance.head)),
+    Stranger(
+        "a table of addresses of Ascend NPUs",
+        f"it has neither links nor rates, and {NPUS[1]}",
+        lambda glance: (
+            {"server_list", "server_count"} <= glance.keys
+            or (glance.is_text and re.search(rb"^(?:address_\d+=|ipaddr:)", glance.head, re.MULTILINE) is not None)
+        ),
+    ),
+    Stranger(
+        "the overview of nvidia-smi, which does not show links",
+        "save these instead: nvidia-smi -L > topo.txt; nvidia-smi topo -m >> topo.txt",
+        lambda glance: _has_one(glance, b"| NVIDIA-SMI "),
+    ),
+    Stranger(
+        "a log of vLLM with EPLB's balancedness, but neither routing nor the experts of its ranks",
+        f"the start of the log has '[EP Rank 0/8] … index map:' of each rank, which is a plan; {_RECORD}",
+        lambda glance: _has_one(glance, b"balancedness="),
+    ),
     Stranger(
         "a log of vLLM without routing",
         _RECORD,
@@ -110,6 +134,48 @@ STRANGERS = (
         lambda glance: _has_one(glance, b"server_args=ServerArgs(", b"Prefill batch. #new-seq", b"Decode batch. #running-req"),
     ),
 )
+
+
+_LINK = r"(?:NV\d+|PIX|PXB|PHB|SYS|XGMI)"
+LIKE = {
+    "the output of nccl-tests": (
+        "keep all that the test prints",
+        {
+            "lines of ranks": r"^#? *Rank +\d+ ",
+            "the head of its table": "algbw +busbw",
+            "rows of sizes": r"^ *\d+ +\d+ +float ",
+        },
+    ),
+    "the links of one machine's GPUs": (
+        "save what 'nvidia-smi topo -m' or 'rocm-smi --showtopo' prints",
+        {"a head with every GPU": r"\bGPU0[ \t]+GPU1\b", "rows of links": rf"\b{_LINK}[ \t]+(?:{_LINK}|X\b)"},
+    ),
+    "a log of a serving engine": (
+        _RECORD,
+        {"the engine": r"\b(?:vllm|sglang|tensorrt.llm|EngineCore)\b", "experts of each rank": "->", "routing": "topk_ids"},
+    ),
+    "a table of routing, loads or traffic": (
+        "save it as CSV, such as token,layer,expert in the first line and 0,3,17 in the next",
+        {
+            "the names of columns": r"\b(?:tokens?|layers?|experts?|src|dst)\b",
+            "numbers": r"^[ \t]*-?\d[\d.]*(?:[ \t:;|,]+-?\d[\d.]*)+\s*$|\bexpert\W{1,3}\d",
+            "commas": r"\d *, *\d",
+        },
+    ),
+}
+"""Kinds of text that one which nothing names may be a part of, with the advice and the marks of a whole one by name."""
+
+
+def _nearest(glance: Glance) -> str:
+    """The kind of text that has most in common with this one, with the parts that it lacks; "" if none has a thing."""
+    text = glance.head.decode(errors="replace")
+    has = {
+        kind: [name for name, mark in marks.items() if re.search(mark, text, re.M | re.I)] for kind, (_, marks) in LIKE.items()
+    }
+    kind = max(has, key=lambda kind: len(has[kind]))
+    instead, marks = LIKE[kind]
+    lacking = " and ".join(name for name in marks if name not in has[kind]) or "its usual form"
+    return f"; it is nearest to {kind}: it has {' and '.join(has[kind])}, but not {lacking}; {instead}" if has[kind] else ""
 
 
 def files_inside(path: Path, scratch: Path | None) -> list[Path] | None:
@@ -211,18 +277,19 @@ def identify(path: Path) -> Format:
         raise _unknown(glance)
 
 
-def parts(paths: Iterable[Path], scratch: Path | None = None) -> list[Part]:
+def parts(paths: Iterable[Path], scratch: Path | None = None, model: MoEModel | None = None) -> list[Part]:
     """The recordings and other files in these files, folders and archives, in their order: files of one recording together.
 
     scratch: a folder of the caller's to unpack archives into; without one they are not unpacked
+    model: the open model, which tells files of ranks that have the loads of their own experts alone
 
     Files that nothing reads are left out of folders and archives that hold something else; else raises InputError.
     """
-    return joined(part for path in paths for part in single_files(path, scratch))
+    return joined((part for path in paths for part in single_files(path, scratch)), model)
 
 
-def joined(parts: Iterable[Part]) -> list[Part]:
-    """The parts with the files of one recording, or of another set, in one part."""
+def joined(parts: Iterable[Part], model: MoEModel | None = None) -> list[Part]:
+    """The parts with the files of one recording, or of another set, in one part. model: as for `parts`"""
     together: dict[tuple[Format, Path, str], list[Path]] = {}
     for part in parts:
         for file in part.paths:
@@ -230,7 +297,22 @@ def joined(parts: Iterable[Part]) -> list[Part]:
             files = together.setdefault((part.format, file.parent, key), [])
             if file not in files:  # a file may be named twice
                 files.append(file)
-    return _with_sets([Part(format, tuple(sorted(files))) for (format, _, _), files in together.items()])
+    return _with_ranks(_with_sets([Part(format, tuple(sorted(files))) for (format, _, _), files in together.items()]), model)
+
+
+def _with_ranks(parts: list[Part], model: MoEModel | None) -> list[Part]:
+    """The parts with files of ranks that have the loads of their own experts in one part, in the place of the first of them."""
+    alike: dict[tuple[Format, Path, str], list[Part]] = {}
+    for part in parts if model else ():
+        if len(part.paths) == 1 and part.format.name in rank_files.KINDS:
+            alike.setdefault((part.format, part.paths[0].parent, without_ids(part.paths[0])), []).append(part)
+    for (format, _, _), own in alike.items():
+        paths = tuple(part.paths[0] for part in own)
+        if of_ranks := rank_files.of_ranks(format, paths, model):
+            place = parts.index(own[0])
+            parts = [part for part in parts if part not in own]
+            parts.insert(place, Part(of_ranks, paths))
+    return parts
 
 
 def _with_sets(parts: list[Part]) -> list[Part]:
@@ -260,12 +342,12 @@ def single_files(path: Path, scratch: Path | None = None) -> list[Part]:
     return known
 
 
-def the_recording(paths: Iterable[Path], scratch: Path | None = None) -> Part:
+def the_recording(paths: Iterable[Path], scratch: Path | None = None, model: MoEModel | None = None) -> Part:
     """The one recording in these files, folders and archives; raises InputError if they hold several, or only other things.
 
-    scratch: as for `parts`
+    scratch, model: as for `parts`
     """
-    recognised = parts(paths, scratch)
+    recognised = parts(paths, scratch, model)
     recordings = [part for part in recognised if part.format.is_recording]
     if not recordings:
         other = recognised[0]
@@ -303,4 +385,5 @@ def _unknown(glance: Glance) -> InputError:
     if glance.head.startswith((b"\xff\xfe", b"\xfe\xff")):
         return fault(path, "is text in UTF-16; save it as UTF-8")
     kind = "text" if glance.is_text else "binary"
-    return fault(path, f"is a {kind} file that Switchyard cannot read; docs/formats.md lists what is read")
+    nearest = _nearest(glance) if glance.is_text else ""
+    return fault(path, f"is a {kind} file that Switchyard cannot read{nearest}; docs/formats.md lists what is read")

@@ -92,6 +92,17 @@ def printed(rows: list[str], nics: int = 0, nic: str = "NIC", affinity: str = "N
     return "\n".join(lines) + "\n" + LEGEND
 
 
+def rocm_tables(rows: list[str], names: str = "GPU{}", title: str = "====== {} between two GPUs ======", hops: int = 1) -> str:
+    """The tables of rocm-smi --showtopo, or with BDFs and other titles of amd-smi topology."""
+    gpus, text = [names.format(at) for at in range(len(rows))], "====== ROCm System Management Interface ======\n"
+    for fact, cell in (("Weight", "15"), ("Hops", str(hops)), ("Link Type", None)):
+        text += f"{title.format(fact if 'two' in title else fact.upper())}\n       {'   '.join(gpus)}  \n"
+        for gpu, row in zip(gpus, rows, strict=True):
+            cells = [("SELF" if ":" in names else "0") if word == "X" else cell or word for word in row.split()]
+            text += f"{gpu}   {'    '.join(cells)}   \n"
+    return text + "====== Numa Nodes ======\nGPU[0]\t\t: (Topology) Numa Node: 0\n====== End of ROCm SMI Log ======\n"
+
+
 NCCL_DEVICE = "NVIDIA H100 80GB HBM3"
 
 
@@ -126,6 +137,38 @@ def nccl_test_log(
         lines.append(f"{size:12} {size // 4:13} float {redop:>7} {root} {cells}      0 {time * 9:8.2f}    1.00    1.00    N/A")
     lines += ["# Out of bounds values : 0 OK", "# Avg bus bandwidth    : 12.3", "#"]
     return "\n".join(lines) + "\n"
+
+
+def side(size: int, wrong: object = 0.0, **other: object) -> dict:
+    return {"time": size / 100, "alg_bw": 100.0, "bus_bw": 75.0, "nwrong": wrong} | other
+
+
+def nccl_json(sizes=(1024, 2048, 4096), binary="./build/alltoall_perf", gpus=4, inside=True, **top: object) -> dict:
+    """The file of nccl-tests -J, with the devices inside its configuration, as 2.18 has them, or beside it."""
+    devices = [
+        {
+            "rank": rank,
+            "group": 0,
+            "pid": 1,
+            "hostname": "host0",
+            "device": 0,
+            "device_hex": f"0000:0{rank}:00",
+            "device_info": "X",
+        }
+        for rank in range(gpus)
+    ]
+    config = {"nthreads": 1, "minimum_bytes": 1024, "maximum_bytes": 4096, "step_factor": 2}
+    row = {"count": 1, "type": "float", "redop": "none", "root": "    -1", "in_place": side(1, None), "experiment_name": ""}
+    results = [{"size": size} | row | {"out_of_place": side(size)} for size in sizes]
+    about = {"config": config | {"devices": devices}} if inside else {"config": config, "devices": devices}
+    head = {"version": 3, "args": [binary, "-J", "x"], "env": ["A=[{"], "nccl_version": 22800} | about
+    return head | {"results": results, "out_of_bounds": {"count": 0, "okay": "true"}} | top
+
+
+def rccl_record(size: int, in_place: int = 0, **other: object) -> dict:
+    about = {"numCycle": 0, "name": "AlltoAll", "nodes": 2, "ranks": 16, "ranksPerNode": 8, "gpusPerRank": 1, "size": size}
+    rates = {"type": "float", "redop": "none", "inPlace": in_place, "time": size / 100, "algBw": 100.0, "busBw": 93.75}
+    return about | rates | {"wrong": "0"} | other
 
 
 SIZES = (1 << 10, 1 << 20, 1 << 26)

@@ -121,7 +121,7 @@ ASCEND = """{"moe_layer_count": 2, "layer_list": [
   {"layer_id": 0, "device_count": 2, "device_list": [
     {"device_id": 0, "device_expert": [0, 1, 2]}, {"device_id": 1, "device_expert": [3, 0, 1]}]},
   {"layer_id": 1, "device_count": 2, "device_list": [
-    {"device_id": 1, "device_expert": [2, 1, 3]}, {"device_id": 0, "device_expert": [3, 2, 0]}]}]}"""
+    {"device_id": 0, "device_expert": [3, 2, 0]}, {"device_id": 1, "device_expert": [2, 1, 3]}]}]}"""
 
 ASCEND_MTP = ASCEND.replace(
     "]}]}]}",
@@ -133,6 +133,15 @@ ROWS = [(1, 0, 0), (1, 1, 0), (1, 2, 0), (2, 3, 0), (2, 2, 0), (2, 0, 0)]
 ROWS += [(1, 3, 1), (1, 0, 1), (1, 1, 1), (2, 2, 1), (2, 1, 1), (2, 3, 1)]
 TABLE = "model_layer,expert,gpu,what\n" + "".join(f"{layer},{expert},{gpu},\n" for layer, expert, gpu in ROWS)
 TABLE = TABLE.replace("2,3,0,", "2,3,0,spare")
+
+
+def rank_map(rank: int, held: list[int], ranks: int = 2, total: int = 4, said: str = "linear") -> str:
+    """A line of vLLM's log; older versions do not say the strategy."""
+    strategy = f"Expert placement strategy: {said}. " if said else ""
+    pairs = ", ".join(f"{local}->{expert}" for local, expert in enumerate(held))
+    about = f"Local/global number of experts: {len(held)}/{total}. Experts local to global index map: {pairs}."
+    log = f"(EngineCore_DP{rank} pid=1) INFO 09-01 10:00:00 [layer.py:980] [EP Rank {rank}/{ranks}] Expert parallelism is on. "
+    return f"{log}{strategy}{about}\n"
 
 
 def saved_tensors(content: object) -> bytes:

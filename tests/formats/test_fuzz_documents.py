@@ -24,7 +24,7 @@ from engine.schema import Frozen
 from engine.serving.step import ServingStep
 from engine.training import TrainingStep
 from tests.cases import files
-from tests.cases.files import BRIDGED, CUBE_MESH, everywhere, printed, saver
+from tests.cases.files import BRIDGED, CUBE_MESH, everywhere, printed, rocm_tables, saver
 from tests.cases.fuzzing import answer_or_one_line, any_input
 from tests.cases.mutations import PIECES, changed_text, damaged, json_texts, mutated, values_with
 from tests.cases.plan_files import PLAN
@@ -131,7 +131,7 @@ def test_any_config(tmp_path, data, config, sizes):
 
 CELLS = (
     *PIECES,
-    *("X", "NV4", "NV18", "NV999", "PIX", "SYS", "SOC", "GPU0", "GPU7", "NIC0", "NIC0NIC1", "NODEPXB", "CPU"),
+    *("X", "NV4", "NV18", "NV999", "PIX", "SYS", "SOC", "GPU0", "GPU7", "NIC0", "NIC0NIC1", "NODEPXB", "CPU", "XGMI"),
     "\x1b[4m",
 )
 LISTED = "GPU 0: NVIDIA H200 (UUID: GPU-1)\nGPU 1: NVIDIA H200 (UUID: GPU-2)\n"
@@ -139,10 +139,11 @@ TOPOLOGIES = [
     printed(CUBE_MESH, nics=2),
     printed(BRIDGED, nics=1, nic="mlx5_", affinity="CPU", escapes=True),
     printed(everywhere("NV18", 2), affinity="") + LISTED,
+    rocm_tables(everywhere("XGMI", 4)),
 ]
 
 
-@given(data=st.data(), text=st.sampled_from(TOPOLOGIES), types=st.sampled_from([None, "A100-80", ("H100", "H200")]))
+@given(data=st.data(), text=st.sampled_from(TOPOLOGIES), types=st.sampled_from([None, "A100-80", "MI300X", ("H100", "H200")]))
 @any_input
 def test_any_topology(tmp_path, data, text, types):
     path = saved(tmp_path, data.draw(damaged(data.draw(changed_text(text, CELLS)).encode())), "topology.txt")

@@ -15,10 +15,22 @@ from engine.costs import AlphaBeta, CostProfile, MeasuredTimes, Profiled
 from engine.costs.pair_cluster import draw_pairs
 from engine.formats import findings_of_times, read_costs
 from engine.formats.measured.nccl_pairs import pairs_in, read_pairs
-from tests.cases.files import SLOW_WAITS, STEADY_WAITS, TIMES_TABLE, collective, kernel, operator, pair_log, saver, waits_log
+from tests.cases.files import (
+    SLOW_WAITS,
+    STEADY_WAITS,
+    TIMES_TABLE,
+    collective,
+    kernel,
+    nccl_json,
+    operator,
+    pair_log,
+    rccl_record,
+    saver,
+    waits_log,
+)
 from tests.cases.files import nccl_test_log as printed
 from tests.cases.fuzzing import answer_or_one_line, any_input
-from tests.cases.mutations import PIECES, changed_text, damaged
+from tests.cases.mutations import PIECES, changed_text, damaged, json_texts, mutated
 
 saved = saver("times")
 
@@ -54,6 +66,14 @@ def test_logs_of_nccl_tests(tmp_path, data, tests):
         assert pairs_in(path), "what can be read is recognised"
         drawn = answer_or_one_line(lambda: draw_pairs(pairs, "fuzz", "H100"))
         assert isinstance(drawn, str) or np.isfinite(drawn.mean_error)
+
+
+@given(st.data(), st.sampled_from([nccl_json(), [rccl_record(1024), rccl_record(2048, 1)]]))
+@any_input
+def test_json_of_nccl_tests_and_records_of_rccl_tests(tmp_path, data, content):
+    path = saved(tmp_path, data.draw(damaged(data.draw(json_texts(data.draw(mutated(content)))))))
+    read_all(path)
+    answer_or_one_line(lambda: read_pairs([path]))
 
 
 @given(st.data(), st.lists(st.sampled_from([STEADY_WAITS, SLOW_WAITS]), min_size=1, max_size=3), st.booleans())

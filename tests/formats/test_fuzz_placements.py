@@ -24,6 +24,7 @@ JSON = {
     "vllm": golden.VLLM,
 }
 TEXT = JSON | {
+    "vllm server's log": golden.rank_map(0, [0, 1]) + golden.rank_map(1, [2, 3]),
     "vllm log": golden.VLLM_META + golden.VLLM_STATS + golden.VLLM_LATER,
     "tensorrt-llm": golden.TENSORRT_LLM_ALIAS,
     "exflow": "Expert,Node\n0,1\n1,0\n2,1\n3,0\n4,0\n5,1\n6,0\n7,1\n",

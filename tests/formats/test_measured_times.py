@@ -197,3 +197,30 @@ def test_a_table_is_read(tmp_path):
 )
 def test_bad_tables_are_refused_with_the_line(tmp_path, text, parts):
     refused_by(saved_table(tmp_path, text), *parts, read=read_costs)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        (
+            "[config] num_tokens=4096, hidden=7168, num_topk=8\n[layout] Kernel performance: 0.054 ms\n"
+            "[tuning] SMs 24, NVL chunk 4: 9 GB/s (NVL)\n[tuning] Best dispatch (FP8): SMs 24, NVL chunk 4, 140.00 GB/s (NVL)\n"
+            "[tuning] Best combine: SMs 24, NVL chunk 4: 141.04 GB/s (NVL), t: 9.00 us\n",
+            ("num_tokens=4096, hidden=7168, num_topk=8; Best dispatch (FP8)", "Best combine: SMs 24, NVL chunk 4: 141.04 GB/s"),
+        ),
+        ("[layout] Kernel performance: 0.054 ms\nAssertionError\n", ("no result of dispatch and combine: the test broke off",)),
+        (
+            "[rank 3] Dispatch bandwidth: 45.10 GB/s, avg_t=77.00 us | Combine bandwidth: 44.00 GB/s, avg_t=150.00 us\n",
+            ("rank 3: dispatch 45.10 GB/s, avg_t=77.00 us | Combine bandwidth",),
+        ),
+        (
+            "   * EP:   0/  8 | dispatch: 0 GB/s (SO), 301 GB/s (SU), 123.400 us, 7 bytes | copy: 1 GB/s, 2.000 us\n",
+            ("dispatch 0 GB/s (SO), 301 GB/s (SU), 123.400 us", "no result of combine"),
+        ),
+    ],
+)
+def test_tests_of_deepep_are_named_with_their_rates(tmp_path, text, parts):
+    path = tmp_path / "deepep.log"
+    path.write_text(text)
+    assert identify(path).name == "deepep-test"
+    refused_by(path, "the output of a test of DeepEP", "choose the cost deepep", *parts, read=read_costs)

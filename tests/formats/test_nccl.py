@@ -1,5 +1,6 @@
 """Logs of nccl-tests: times of collectives, pairs of GPUs drawn as a cluster, and the choice between both."""
 
+import json
 from functools import partial
 from itertools import combinations
 from pathlib import Path
@@ -10,10 +11,10 @@ import pytest
 from engine.costs import Profiled, fit_profile
 from engine.costs.pair_cluster import draw_pairs
 from engine.formats import Part, findings_of_pairs, findings_of_times, parts, read_costs, single_files
-from engine.formats.measured import nccl_pairs
+from engine.formats.measured import nccl_pairs, nccl_tests
 from engine.formats.measured.nccl_pairs import read_pairs
 from engine.network import Network
-from tests.cases.files import ALPHA, NODES, logs, nccl_test_log, pair_log, saver, two_nodes
+from tests.cases.files import ALPHA, NODES, logs, nccl_json, nccl_test_log, pair_log, rccl_record, saver, two_nodes
 from tests.cases.files import refused as refused_by
 from tests.cases.refusals import refusal
 from tests.strategies import cluster_of, make_gpu
@@ -97,6 +98,102 @@ def test_what_does_not_matter_around_the_rows(tmp_path, text, points):
     assert len(read_costs(saved(tmp_path, text)).collectives[0].points) == points
 
 
+DIED = nccl_test_log(rows=tuple((1024 << at, 10.0 + at) for at in range(3))).split("# Out of")[0]
+DIED = DIED.replace("maxBytes 1048576 step: 1024(factor)", "maxBytes 8192 step: 2(factor)")
+FAILURE = "host0: Test NCCL failure common.cu:1000 'remote process exited'\n .. host0 pid 44: Test failure common.cu:400\n"
+CUT = "        8192          2048     float    none      -1 "
+WRONG = nccl_test_log(rows=((1024, 10.0), (2048, 20.0), (4096, 30.0)))
+WRONG = "".join(line.replace("      0 ", "     16 ", 1) if "   2048 " in line else line for line in WRONG.splitlines(True))
+
+
+@pytest.mark.parametrize(
+    ("text", "points", "notes"),
+    [
+        (DIED + FAILURE, 3, ["broke off ('Test NCCL failure common.cu:1000'): 3 of the 4 sizes that it was asked for"]),
+        (DIED + CUT + FAILURE, 3, ["broke off ('Test NCCL failure common.cu:1000'): 3 of the 4 sizes"]),
+        (DIED + CUT + "\nsrun: error: node1: task 3: Killed\n", 3, ["line 2 broke off: 3 of the 4 sizes"]),
+        (DIED + CUT + "host0:1:1 [0] NCCL WARN NET/IB : Got completion with error 12\n", 3, ["broke off: 3 of the 4"]),
+        (DIED + "host0: Test timeout (600s) common.cu:410\n", 3, ["('Test timeout (600s)'): 3 of the 4"]),
+        (DIED + "# Out of bounds values : 0 OK\n", 3, ["is not whole: 3 of the 4"]),
+        (DIED.replace("2(factor)", "1024(bytes)"), 3, ["3 of the 8 sizes"]),
+        (DIED.replace("# Using", "# Reducing maxBytes to 4096 due to memory limitation\n# Using"), 3, []),
+        (DIED.replace("# nThread", "# threads"), 3, ["broke off: 3 sizes are there"]),
+        (DIED + FAILURE + nccl_test_log("all_reduce_perf", redop="sum"), 3, ["test from line 2 broke off"]),
+        (WRONG.replace("0 OK", "1 FAILED"), 2, ["line 2: 1 of 3 rows are left out, as their data was wrong (#wrong)"]),
+        (nccl_test_log().replace("0 OK", "3 FAILED"), 2, ["3 results were wrong in place, none out of place"]),
+        (nccl_test_log("alltoall_perf_mpi"), 2, []),  # NAME_SUFFIX=_mpi
+    ],
+)  # fmt: skip
+def test_a_test_that_is_not_whole_is_used_with_a_note(tmp_path, text, points, notes):
+    measured = read_costs(path := saved(tmp_path, text))
+    assert len(measured.collectives[0].points) == points
+    assert len(measured.notes or ()) == len(notes)
+    assert all(part in note for part, note in zip(notes, measured.notes or (), strict=True)), measured.notes
+    said = [finding.message for finding in findings_of_times(path) if finding.code == "times"]
+    assert said == list(measured.notes or ())
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (nccl_test_log().replace("      0 ", "      3 "), "the data of all its sizes was wrong"),
+        (nccl_test_log().replace("#wrong", "error").replace("0 OK", "3 FAILED"), "does not say at which sizes"),
+        (nccl_test_log().replace("    time ", " cputime ", 1), "times are those of the CPU"),
+    ],
+)
+def test_times_that_mean_nothing_are_refused(tmp_path, text, says):
+    refused(saved(tmp_path, text), says)
+
+
+def test_json_of_nccl_tests(tmp_path):
+    for inside in (True, False):
+        measured = read_costs(saved(tmp_path, nccl_json(inside=inside), "out.json"))
+        (times,) = measured.collectives
+        assert (times.operation, times.ranks, measured.notes) == ("all_to_all", 4, None)
+        assert times.points == tuple((size, pytest.approx(size * 1e-8)) for size in (1024, 2048, 4096))
+    text = json.dumps(nccl_json(sizes=(1024, 2048)))
+    cut = saved(tmp_path, text[: text.index("}, {", text.index('"results"')) + 1], "cut.json")
+    assert "the file ends early'): 1 of the 3 sizes" in read_costs(cut).notes[0]
+    assert "is not whole: 2 of the 3" in read_costs(saved(tmp_path, text, "out.json")).notes[0]
+    wrong = nccl_json()
+    wrong["results"][1]["out_of_place"]["nwrong"] = 12.0
+    measured = read_costs(saved(tmp_path, wrong, "out.json"))
+    assert len(measured.collectives[0].points) == 2 and "1 of 3 rows are left out" in measured.notes[0]
+    in_place = nccl_json()
+    in_place["results"][0]["in_place"]["nwrong"] = 2.0
+    assert "wrong in place, none out of place" in read_costs(saved(tmp_path, in_place, "out.json")).notes[0]
+    wrong["results"][0]["out_of_place"] = {"cpu_time": 1.0, "alg_bw": 1.0, "bus_bw": 1.0, "nwrong": None}
+    refused(saved(tmp_path, wrong, "out.json"), "times are those of the CPU")
+    refused(saved(tmp_path, nccl_json(binary="./all_gather_perf"), "out.json"), "'all_gather_perf' is not a test of")
+    refused(saved(tmp_path, nccl_json(results=3), "out.json"), "needs a list of objects under 'results'")
+    refused(saved(tmp_path, nccl_json(results=[{"out_of_place": {}}]), "out.json"), "out.json, result 0: ")
+    pairs = [saved(tmp_path, nccl_json(binary="sendrecv_perf", gpus=2), "pair.json")]
+    assert read_pairs(pairs)[0].hosts == ("host0", "host0")
+
+
+def test_records_of_rccl_tests(tmp_path):
+    rows = [
+        rccl_record(1024),
+        rccl_record(1024, 1, time=9.0),
+        rccl_record(2048),
+        rccl_record(1024, name="AllGather"),
+        rccl_record(512, wrong="7"),
+    ]
+    head = ", ".join(rows[0])
+    table = "\n".join([head, *(", ".join(map(str, row.values())) for row in rows)])
+    for content in (rows, table, "[\n" + ",\n".join(map(json.dumps, rows))):
+        measured = read_costs(path := saved(tmp_path, content, "rccl.out"))
+        (times,) = measured.collectives
+        assert (times.operation, times.ranks) == ("all_to_all", 16)
+        assert times.points == ((1024, pytest.approx(10.24e-6)), (2048, pytest.approx(20.48e-6)))
+        assert measured.origin == "rccl-tests on GPUs that are not named, 2 nodes"
+        assert any("1 of 3 rows are left out" in note for note in measured.notes)
+        assert any("'AllGather' is not used" in note for note in measured.notes)
+        assert not nccl_pairs.pairs_in(path)
+    refused(saved(tmp_path, [rccl_record(1, gpusPerRank=4)]), "several GPUs each (-g)")
+    refused(saved(tmp_path, [rccl_record(1, ranks=None)]), "how many GPUs were there?")
+
+
 @pytest.mark.skipif(not DATA.exists(), reason="needs ../shared/data")
 def test_published_logs_of_several_binaries():
     one, two = (read_costs(DATA / f"xxrjun_{name}.log") for name in ("N1_G8", "N2_G1"))
@@ -129,7 +226,7 @@ def test_other_texts_are_refused_with_the_place(tmp_path, text, parts):
 
 
 def test_logs_of_nothing_but_heads_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(nccl_pairs, "MAX_RANKS", 1000)
+    monkeypatch.setattr(nccl_tests, "MAX_RANKS", 1000)
     refused(saved(tmp_path, nccl_test_log() + "# Collective test starting: x\n" * 1001), "more than 1,000 ranks and tests")
 
 
@@ -185,8 +282,8 @@ def test_pairs_of_a_node_share_one_number_and_unknown_devices_need_a_type(tmp_pa
     assert any("a node has one number" in note for note in notes)
     assert any(note.startswith("no GPU was measured with one of another host: ports") for note in notes)
     assert drawn.cluster.gpus[0].send_bandwidth == 50e9  # the catalogue's
-    paths = logs(tmp_path, two_nodes, NODES, device="AMD Instinct MI300X")
-    assert "'AMD Instinct MI300X' of node2 is not in the catalogue" in refusal(drawn_from, paths)
+    paths = logs(tmp_path, two_nodes, NODES, device="AMD Instinct MI100")
+    assert "'AMD Instinct MI100' of node2 is not in the catalogue" in refusal(drawn_from, paths)
     drawn, _ = drawn_from(paths, "H200")
     assert {gpu.type for gpu in drawn.cluster.gpus} == {"H200"}
 
@@ -303,7 +400,9 @@ def test_what_is_said_of_a_set_and_of_a_damaged_log_in_it(tmp_path):
 
 def test_what_is_said_of_a_log_alone(tmp_path):
     (pair,) = logs(tmp_path, two_nodes, NODES[:2])
-    (finding,) = findings_of_times(pair)
+    finding, held = findings_of_times(pair)
+    assert held.message == "send-receive over 2 GPUs: 3 sizes, out of place"
     assert finding.severity == "ok"
     assert "drop all of them together on any page, or give them to detect --pairs" in finding.message
-    assert findings_of_times(saved(tmp_path, ALL_TO_ALL, "eight.log")) == []
+    (held,) = findings_of_times(saved(tmp_path, ALL_TO_ALL, "eight.log"))
+    assert held.message == "all-to-all over 4 GPUs: 3 sizes, out of place"

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.catalogue import gpu_types, node_types
-from engine.catalogue.nvidia import LANES, LINKS, PCIE_LANE, link_bandwidth, type_of
+from engine.catalogue.links import LANES, LINKS, PCIE_LANE, link_bandwidth, type_of
+from engine.formats import identify
 from engine.formats.nvidia_topo import parse_topology, read_topology
-from tests.cases.files import BRIDGED, CUBE_MESH, everywhere, printed, saver
+from tests.cases.files import BRIDGED, CUBE_MESH, everywhere, printed, rocm_tables, saver
 from tests.cases.files import refused as refused_by
 
 saved = saver("dgx.txt")
@@ -98,14 +99,81 @@ def test_names_listed_in_the_same_file(tmp_path):
     refused(saved(tmp_path, other + printed(everywhere("NV12", 2))), "'NVIDIA A100-PG509-200'", "choose", types=None)
     refused(saved(tmp_path, listed + printed(everywhere("NV12", 4))), "2 of the 4 GPUs", types=None)
     message = refused(saved(tmp_path, printed(everywhere("NV12", 8))), "8 GPUs", "choose", "nvidia-smi -L", types=None)
-    assert all(kind in message for kind in gpu_types())
+    assert all((kind in message) == (LINKS[kind].name == "NVLink") for kind in gpu_types())
+    refused(saved(tmp_path, listed), "names GPUs, but not their links", "nvidia-smi topo -m", types=None)
+
+
+def test_mig_devices_are_noted_and_the_gpu_is_drawn_whole(tmp_path):
+    devices = "  MIG 3g.40gb     Device  0: (UUID: MIG-1)\n  MIG 3g.40gb     Device  1: (UUID: MIG-2)\n"
+    text = f"GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-1)\n{devices}GPU 1: NVIDIA A100-SXM4-80GB (UUID: GPU-2)\n"
+    drawn = read_topology(saved(tmp_path, text + printed(everywhere("NV12", 2))))
+    assert [gpu.type for gpu in drawn.cluster.gpus] == ["A100-80"] * 2
+    assert drawn.notes[-1].startswith("GPU0 is split into MIG devices (2 × 3g.40gb), without NVLink; it is drawn whole")
+
+
+PRODUCTS = "".join(
+    f"GPU[{at}]\t\t: Card Series: \t\tAMD Instinct MI300X OAM\nGPU[{at}]\t\t: Card Model: 0x74a1\n" for at in range(8)
+)
+MESH = everywhere("XGMI", 8)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "gigabytes", "note"),
+    [
+        (rocm_tables(MESH), "MI300X", 448, "every pair is joined by 1 Infinity Fabric link directly: 448 GB/s"),
+        (rocm_tables(MESH), "MI355X", 537.6, "538 GB/s"),
+        (rocm_tables(MESH, "0000:{}c:00.0", "{} TABLE:"), "MI325X", 448, "448 GB/s"),  # amd-smi
+        (PRODUCTS + rocm_tables(MESH), None, 448, "448 GB/s"),
+        (rocm_tables(everywhere("XGMI", 2)), "MI300X", 64, "64 GB/s"),
+        (rocm_tables(everywhere("PCIE", 2)), "MI300X", 63, "over PCIe, 63 GB/s"),
+        (
+            rocm_tables(["X XGMI PCIE", "XGMI X PCIE", "PCIE PCIE X"]),
+            "MI300X",
+            63,
+            "1 pairs by 1 Infinity Fabric link, 2 pairs by PCIe",
+        ),
+        (rocm_tables(MESH, hops=2), "MI300X", 448, "28 pairs are joined over several Infinity Fabric links"),
+    ],
+)
+def test_links_of_amd(tmp_path, text, kind, gigabytes, note):
+    drawn = read_topology(path := saved(tmp_path, text), kind)
+    (node,) = drawn.cluster.nodes
+    assert node.link_bandwidth == pytest.approx(gigabytes * 1e9) and any(note in said for said in drawn.notes), drawn.notes
+    assert identify(path).name == "amd-topology"
+
+
+NPUS = (
+    "\t   NPU0       NPU1       CPU Affinity\nNPU0       X          HCCS       144-167\nNPU1       HCCS       X          0-23\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "parts"),
+    [
+        (rocm_tables(MESH), "H100", ("of AMD's GPUs (rocm-smi)", "H100 is none of them", "MI300X, MI325X, MI355X")),
+        (rocm_tables(MESH), None, ("8 GPUs", "rocm-smi --showproductname")),
+        (printed(everywhere("NV4", 4)), "MI300X", ("of NVIDIA's GPUs", "MI300X is none")),
+        (rocm_tables(MESH).split("====== Link")[0], "MI300X", ("no table of link types", "rocm-smi --showtopo")),
+        (rocm_tables(MESH).replace("GPU7   XGMI", "GPU9   XGMI"), "MI300X", ("row of GPU9",)),
+        (rocm_tables(MESH) + rocm_tables(MESH), "MI300X", ("second table 'hops",)),
+        (rocm_tables(["X XGMI", "PCIE X"]), "MI300X", ("GPU0 to GPU1 is 'XGMI', back it is 'PCIE'",)),
+        (rocm_tables(everywhere("XGMI", 9)), "MI300X", ("GPU0 is linked to 8 others, but MI300X has 7 links", "SPX")),
+        (NPUS, "H100", ("the topology of Ascend NPUs", "the catalogue has no Ascend NPU")),
+        (NPUS.replace("NPU", "Phy-ID"), None, ("the topology of Ascend NPUs",)),
+    ],
+    ids=lambda value: "",
+)
+def test_other_makers_and_damaged_tables(tmp_path, text, kind, parts):
+    refused(saved(tmp_path, text), *parts, types=kind)
 
 
 TYPES = {"H200": ["NVIDIA H200"], "H100": ["NVIDIA H100 80GB HBM3"], "B200": ["NVIDIA B200"], "L40S": ["NVIDIA L40S"]}
 TYPES |= {"A100-80": ["NVIDIA A100-SXM4-80GB", "A100-SXM-80GB"], "A100-40": ["NVIDIA A100-SXM4-40GB"]}
 TYPES |= {"V100-32": ["Tesla V100-SXM2-32GB"], "V100-16": ["Tesla V100-SXM2-16GB"]}
 TYPES |= {"RTX 2080 Ti": ["NVIDIA GeForce RTX 2080 Ti"], None: ["NVIDIA H100 PCIe", "NVIDIA H200 NVL", "NVIDIA L40S-48Q"]}
-TYPES[None] += ["NVIDIA L40", "Tesla V100-PCIE-32GB", "NVIDIA A100-SXM-64GB", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", ""]
+TYPES[None] += ["NVIDIA L40", "Tesla V100-PCIE-32GB", "NVIDIA A100-SXM-64GB", ""]
+TYPES |= {"MI300X": ["AMD Instinct MI300X", "AMD Instinct MI300X OAM"]}
+TYPES |= {name: [f"AMD Instinct {name}"] for name in ("MI325X", "MI355X")}
 
 
 def test_types_by_the_names_of_devices():

@@ -28,7 +28,19 @@ from tests.cases import checkers
 from tests.cases import plan_files as golden
 from tests.cases.examples import examples
 from tests.cases.files import refused, saver
-from tests.cases.plan_files import EVEN, NAMES, SINGLE, TINY, check, even_cases, held_by, model_of, placed, saved_tensors
+from tests.cases.plan_files import (
+    EVEN,
+    NAMES,
+    SINGLE,
+    TINY,
+    check,
+    even_cases,
+    held_by,
+    model_of,
+    placed,
+    rank_map,
+    saved_tensors,
+)
 from tests.cases.refusals import refusal
 
 WITH_REPLICAS = {
@@ -76,6 +88,22 @@ def test_sglang_as_pt_and_the_map_that_ran_last_in_a_recorder_dump():
     assert read.placement == EVEN and "recorder" in read.format
 
 
+def test_vllm_s_expert_map():
+    """An expert's place on each rank; the last columns are of redundant experts."""
+    table = np.full((2, 2, 6), -1, np.int32)
+    for layer, row in enumerate(EVEN.experts_of_gpu):
+        for gpu, held in enumerate(row):
+            table[layer, gpu, list(held)] = np.arange(len(held))
+    assert read_as("expert_map.pth", saved_tensors(torch.from_numpy(table))) == EVEN
+    for place, value, said in (((0, 0), -1, "is in no slot"), ((0, 0, 5), 0, "beyond the 4"), ((0, 0, 0), -2, "below -1")):
+        wrong = table.copy()
+        wrong[place] = value
+        if value == -1:
+            wrong[0] = -1
+        assert said in refusal(read_as, "expert_map.pth", saved_tensors(torch.from_numpy(wrong)))
+    assert "[2 MoE layers, 2 ranks, 4 experts]" in refusal(read_as, "x.pt", saved_tensors(torch.from_numpy(table[:, :1])))
+
+
 def test_exflow_and_a_permutation():
     """Layer 1: GPU 0 has the experts 3 and 1. Layer 2: GPU 0 has 0 and 2."""
     exflow = "Expert,Node\n0,1\n1,0\n2,1\n3,0\n4,0\n5,1\n6,0\n7,1\n"
@@ -103,6 +131,15 @@ def test_default_layouts_as_vllm_has_them():
     more_gpus = read_deployed("linear", model_of(1, (), 2), 3)
     assert held_by(more_gpus) == [[[0], [1], []]]
     assert np.array_equal(more_gpus.slots, [[1, 1, 0]])
+
+
+def test_an_ascend_map_goes_by_place():
+    content = json.loads(golden.ASCEND)
+    for layer in content["layer_list"]:
+        layer["device_list"].reverse()
+    read = recognise(Path("map.json"), json.dumps(content).encode()).deployed(TINY, 2)
+    assert held_by(read.placement) == [row[::-1] for row in held_by(EVEN)]
+    assert "4 entries are not at the place" in read.notes[0]
 
 
 def test_an_expert_twice_on_a_gpu_is_dead_with_ascend_and_may_run_elsewhere():
@@ -232,3 +269,54 @@ def test_published_mixtral_placements():
         assert place.shape == (LAYERS, EXPERTS) and f"_intra{gpus}_" in path.name
         assert (np.array([np.bincount(row, minlength=gpus) for row in place]) == EXPERTS // gpus).all()
         assert text_of(place, gpus).split() == path.read_text().split()
+
+
+STARTED = "INFO 09-01 10:00:00 [api_server.py:1] vLLM API server version 0.11\n"
+EPLB_STEP = "INFO 09-01 10:05:00 [eplb_state.py:5] EPLB step: 100 avg_tokens=1.0, max_tokens=3, balancedness=0.34\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "row", "notes"),
+    [
+        (STARTED + rank_map(0, [0, 1]) + rank_map(1, [2, 3]), [[0, 1], [2, 3]], ["the same in all layers"]),
+        (rank_map(1, [1, 3], said="round_robin") + rank_map(0, [0, 2], said=""), [[0, 2], [1, 3]], ["the same in all layers"]),
+        (
+            rank_map(0, [0, 1, 2], total=6) + rank_map(1, [3, 4, 5], total=6) + EPLB_STEP,
+            [[0, 1, 2], [3, 0, 1]],
+            ["EPLB moves experts later", "last balancedness was 0.34", "2 slots are redundant"],
+        ),
+        (
+            "".join(rank_map(rank, [rank], ranks=4) for rank in range(4)) + rank_map(0, [0, 1]) + rank_map(1, [2, 3]),
+            [[0, 1], [2, 3]],  # started again on fewer
+            ["the same in all layers"],
+        ),
+    ],
+)
+def test_expert_maps_in_a_log_of_vllm(tmp_path, text, row, notes):
+    path = tmp_path / "server.log"
+    path.write_text(text)
+    deployed = open_plan_file(path).deployed(TINY, 2)
+    assert held_by(deployed.placement) == [row, row]
+    assert len(deployed.notes) == len(notes) and all(part in note for part, note in zip(notes, deployed.notes, strict=True))
+    assert formats.identify(path).name == "vllm-log"
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus", "parts"),
+    [
+        (rank_map(0, [0, 1]), 2, ("1 of 2 EP ranks, not of rank 1", "'linear' and so may you")),
+        (rank_map(0, [0, 2], said="round_robin"), 2, ("'round-robin'",)),
+        (rank_map(0, [0, 1]) + rank_map(1, [2, 3])[:-8], 2, ("1 of 2 EP ranks",)),  # cut
+        (rank_map(0, [0, 1]) + rank_map(1, [2, 3]), 4, ("2 EP ranks, but there are 4 GPUs",)),
+        (rank_map(0, [0, 1, 2, 3], total=8) + rank_map(1, [4, 5, 6, 7], total=8), 2, ()),
+        (rank_map(0, [0, 1, 2, 3, 8], total=10) + rank_map(1, [4, 5, 6, 7, 9], total=10), 2, ("places 10 experts", "has 4")),
+        (rank_map(0, [0, 1]) + rank_map(1, [2, 2]), 2, ("expert 3 is in no slot",)),
+    ],
+)
+def test_logs_of_vllm_that_do_not_place_the_model(tmp_path, text, gpus, parts):
+    path = tmp_path / "server.log"
+    path.write_text(text)
+    if parts:
+        refused(path, *parts, read=lambda path: read_deployed(path, TINY, gpus))
+    else:  # twice as many slots as experts
+        assert held_by(read_deployed(path, TINY, gpus))[0] == [[0, 1, 2, 3], [0, 1, 2, 3]]

@@ -94,9 +94,14 @@ LAYER_2 = f", {MAP}, layer 2: "
             good.HYGON.replace("], [3, 2, 0, 2, 1, 3]", "]"),
             ", model_maps: one map with 2 layers is needed, the MoE layers of tiny; it has 'TinyForCausalLM' with 1",
         ),
-        (good.ASCEND.replace('"layer_id": 1', '"layer_id": 0'), ", layer_list: layer_id 0 comes twice"),
-        (good.ASCEND.replace('"layer_id": 1', '"layer_id": 3'), ", layer_list: has the layers 0, 3 … (2 in all)"),
-        (good.ASCEND.replace('vice_id": 1', 'vice_id": 2', 1), ", layer 0: has 2 devices; wanted are the devices 0 … 1"),
+        (
+            good.ASCEND.replace('"layer_list": [', '"layer_list": [{}, {}, '),
+            ", layer_list: has 4 layers; tiny has 2 MoE layers",
+        ),
+        (
+            good.ASCEND.replace('{"device_id": 0, "device_expert": [0, 1, 2]}, ', ""),
+            ", layer_list, entry 0: has 1 devices; there are 2 GPUs",
+        ),
         (
             good.ASCEND.replace("[3, 2, 0]", "[3, 2, 0, 1]"),
             ", layer_list: every device list needs the same length; vLLM-Ascend makes one tensor of them",
@@ -250,6 +255,32 @@ def test_what_to_add_for_each_engine():
     single = placed([[0, 1], [2, 3]], [[0, 1], [2, 3]])
     assert "--ep-dispatch-algorithm dynamic" not in write_placement("sglang", single, TINY).lines
     assert write_placement("megatron", single, TINY).lines == ("--expert-model-parallel-size 2",)
+
+
+@pytest.mark.parametrize(
+    ("target", "rule", "line", "note", "carried"),
+    [
+        ("sglang", None, "--ep-dispatch-algorithm dynamic", "without an all-to-all backend; with one", True),
+        ("sglang", "nearest-static", "--ep-dispatch-algorithm static", "as the dispatch algorithm 'static' does", True),
+        ("sglang", "lp", "--ep-dispatch-algorithm lp", "as the dispatch algorithm 'lp' does", True),
+        ("sglang", "fixed", "--ep-dispatch-algorithm dynamic", "plan for that rule", False),
+        ("vllm-ascend", None, "--enable-expert-parallel", "one fixed copy of an expert", True),
+        ("vllm-ascend", "fixed", "--enable-expert-parallel", "v0.25.1", True),
+    ],
+)
+def test_a_plan_is_exported_with_the_rule_of_copies_that_it_was_made_for(target, rule, line, note, carried):
+    parts = {"name": "p", "send_order": SendOrder(mode="concurrent"), "provenance": Provenance(optimiser="t")}
+    exported = write_placement(target, Plan(placement=EVEN, travel=Travel(replicas=rule), **parts), TINY)
+    assert line in exported.lines and any(note in said for said in exported.notes)
+    assert carried == (not any(said.startswith("not carried: how tokens travel") for said in exported.notes))
+
+
+def test_a_permutation_across_the_groups_of_a_router_is_named():
+    grouped = TINY.model_copy(update={"expert_groups": 2})
+    mixed, whole = placed([[0, 2], [1, 3]], [[0, 1], [2, 3]]), placed([[2, 3], [0, 1]], [[0, 1], [2, 3]])
+    assert "1 of 2 layers mix the 2 groups" in " ".join(write_placement("megatron", mixed, grouped).notes)
+    for placement, model in ((whole, grouped), (mixed, TINY)):
+        assert "groups" not in " ".join(write_placement("megatron", placement, model).notes)
 
 
 def test_what_no_engine_can_carry_is_said():

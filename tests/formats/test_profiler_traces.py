@@ -89,7 +89,12 @@ def test_dtypes_are_kept_apart_and_devices_have_the_catalogues_names_where_they_
     operators = [operator(id=1), operator(kind="float", id=2), operator(kind="long int", id=3)]
     measured = read(tmp_path, *operators, *map(kernel, (1, 2, 3)))
     assert sorted(times.dtype for times in measured.gemm) == ["bf16", "fp32"]
-    for device, kind in (("NVIDIA H200", "H200"), ("NVIDIA H100 PCIe", "NVIDIA H100 PCIe"), ("", "GPU"), (7, "GPU")):
+    for device, kind in (
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA H100 PCIe", "NVIDIA H100 PCIe"),
+        ("", "GPU"),
+        ("AMD Instinct MI300X", "MI300X"),
+    ):
         assert read(tmp_path, operator(), kernel(), device=device).gemm[0].gpu == kind
 
 

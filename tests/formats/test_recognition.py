@@ -66,6 +66,25 @@ def test_every_sample_is_told_and_every_kind_belongs_somewhere():
     [
         (b"\x80\x04\x95\x0b\x00\x00\x00\x00\x00\x00\x00", "never loaded"),
         (b"\0\1\2\3", "binary file"),
+        (
+            "0 1 2\n3 4 5\n",
+            "a table of routing, loads or traffic: it has numbers, but not the names of columns and commas; save it",
+        ),
+        ("layer 2 expert 3 got 120 tokens", "it has the names of columns and numbers, but not commas; save it as CSV"),
+        (
+            "links: NV18 NV18, NV18 X",
+            "nearest to the links of one machine's GPUs: it has rows of links, but not a head with every",
+        ),
+        (
+            "size algbw busbw\n",
+            "nearest to the output of nccl-tests: it has the head of its table, but not lines of ranks and rows",
+        ),
+        (
+            "[INFO] [rank 0] sglang is up, 3 nodes",
+            "nearest to a log of a serving engine: it has the engine, but not experts of",
+        ),
+        ("[2026-09-01 10:00] ready", "text file that Switchyard cannot read; docs/formats.md"),
+        ("[1, 2", "not valid JSON"),
         ("hello world", "text file that Switchyard cannot read"),
         ({"a": 1, "b": 2}, "'a', 'b'"),
         ('{"a": ', r"not valid JSON (Expecting value); the file may be cut off"),
@@ -275,6 +294,20 @@ FILES = {
     "vllm.log": (
         b"INFO 11-23 12:00:00 [loggers.py:111] Engine 000: Avg prompt throughput: 12.0 tokens/s, Running: 1 reqs\n",
         "a log of vLLM",
+    ),
+    "eplb.log": (
+        b"INFO 09-01 10:05:00 [eplb_state.py:500] EPLB step: avg_tokens=1.00, max_tokens=3, balancedness=0.3413\n",
+        "EPLB's balancedness, but neither routing nor the experts",
+    ),
+    "npu.txt": (
+        "\t NPU0   NPU1   CPU Affinity\nNPU0   X   HCCS   0-23\nNPU1   HCCS   X   0-23\n",
+        "the topology of Ascend NPUs",
+    ),
+    "hccl.json": ({"version": "1.0", "server_count": "1", "server_list": []}, "a table of addresses of Ascend NPUs"),
+    "hccn.conf": ("address_0=10.0.0.1\nnetmask_0=255.255.255.0\n", "a table of addresses of Ascend NPUs"),
+    "nvidia-smi.txt": (
+        "Thu Nov 26\n| NVIDIA-SMI 550.54   Driver Version: 550.54 |\n| MIG devices: |\n",
+        "the overview of nvidia-smi",
     ),
     "sglang.log": (
         b"[2026-11-23 12:00:00 TP0] Prefill batch. #new-seq: 1, #new-token: 6, #cached-token: 0\n",

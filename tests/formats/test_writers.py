@@ -126,6 +126,14 @@ def test_whatever_is_not_carried_is_said(workload):
                     assert any(word in phrase for phrase in lost), (name, part)
 
 
+def test_lmdeploy_takes_a_bare_list_with_dense_rows(tmp_path):
+    load = ExpertLoad("l", np.array([[1.0, 2.4], [3.0, 0.0]]), (1, 3))
+    written = write_recording(load, tmp_path / "a.json", "lmdeploy")
+    assert json.loads(written.path.read_text()) == [[0, 0], [1, 2], [0, 0], [3, 0]]
+    assert written.lost == ("the fractions of counts, which are rounded",)
+    assert np.array_equal(read_workload(written.path).load, [[1, 2], [3, 0]])
+
+
 def test_what_cannot_be_written_is_refused(tmp_path):
     load = ExpertLoad("l", np.ones((2, 3)), (0, 1))
     said = refusal(write_recording, load, tmp_path / "a.npy")

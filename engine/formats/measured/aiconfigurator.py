@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from engine.catalogue.nvidia import type_of
+from engine.catalogue.links import type_of
 from engine.costs.measured import MeasuredTimes
 from engine.errors import one_line
 from engine.formats.format import Format, Glance

@@ -25,7 +25,7 @@ from math import isfinite, prod
 from pathlib import Path
 from typing import TextIO
 
-from engine.catalogue.nvidia import type_of
+from engine.catalogue.links import type_of
 from engine.costs.measured import CollectiveTimes, GemmTimes, MeasuredTimes, medians
 from engine.errors import one_line
 from engine.formats.format import Format, Glance
