@@ -2,9 +2,9 @@
 that they can be compared.
 
 `Balance` is the evenness of loads. The number of one layer has three names: the overload factor, largest / mean load
-(Megatron-LM, pull request #4110); its inverse, balancedness (EPLB, vLLM, SGLang); and the imbalance ratio, the overload factor
-less 1 (TensorRT-LLM). Over layers, Megatron-LM asks for percentiles (issue #2398), for a mean hides the layers that all others
-wait for.
+(Megatron-LM, pull request #4110); its inverse, balancedness (see `Balance.of_engines`); and the imbalance ratio, the overload
+factor less 1 (TensorRT-LLM). Over layers, Megatron-LM asks for percentiles (issue #2398), for a mean hides the layers that all
+others wait for.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from engine.schema import require_finite
-from engine.units import ratio
+from engine.units import digits, ratio
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -235,7 +235,7 @@ def _covered(spans: np.ndarray) -> float:
 
 
 def balancedness(load: np.ndarray) -> np.ndarray:
-    """Mean / max over the last axis (EPLB, vLLM, SGLang): float64[...]; 1 for a layer without load.
+    """Mean / max over the last axis (EPLB): float64[...]; 1 for a layer without load.
 
     load: float64[..., gpu]
     """
@@ -251,17 +251,35 @@ class Balance:
     """The evenness of loads in every layer.
 
     overload: float64[layer] as a tuple; the largest load over the mean one. 1 is even, and stands for a layer without load
+    mean_load: float64[layer] as a tuple, in any unit; without it layers weigh alike
+    dense_layers: layers without experts, which SGLang counts as even
     """
 
     overload: tuple[float, ...]
+    mean_load: tuple[float, ...] = ()
+    dense_layers: int = 0
 
     @classmethod
-    def of(cls, load: np.ndarray) -> "Balance":
+    def of(cls, load: np.ndarray, dense_layers: int = 0) -> "Balance":
         """The balance of loads.
 
         load: float64[layer, gpu], or float64[layer, expert] to compare experts
+        dense_layers: see `Balance`
         """
-        return cls(tuple((1 / balancedness(load)).tolist()))
+        return cls(tuple((1 / balancedness(load)).tolist()), tuple(load.mean(axis=1).tolist()), dense_layers)
+
+    @property
+    def of_engines(self) -> dict[str, float]:
+        """The one number that each engine calls balancedness: EPLB's the mean over MoE layers; SGLang's (0.5.23) over all
+        layers, dense ones as 1; vLLM's (0.33.0) the mean load of all layers together over their largest loads together."""
+        mean = np.array(self.mean_load or (1.0,) * len(self.overload))
+        largest = float((mean * np.array(self.overload)).sum())
+        layers = len(self.overload) + self.dense_layers
+        return {
+            "EPLB": self.balancedness,
+            "SGLang": (self.balancedness * len(self.overload) + self.dense_layers) / layers,
+            "vLLM": float(mean.sum()) / largest if largest else 1.0,
+        }
 
     @property
     def mean(self) -> float:
@@ -275,8 +293,13 @@ class Balance:
 
     @property
     def balancedness(self) -> float:
-        """The mean over layers of mean / max load; not the inverse of `mean`, which weighs uneven layers more."""
+        """The mean over MoE layers of mean / max load; not the inverse of `mean`, which weighs uneven layers more."""
         return float(np.mean([1 / factor for factor in self.overload]))
+
+    @property
+    def in_words(self) -> str:
+        """`0.404 (EPLB), 0.434 (SGLang), 0.347 (vLLM)`."""
+        return ", ".join(f"{digits(number)} ({engine})" for engine, number in self.of_engines.items())
 
     @property
     def imbalance_ratio(self) -> float:
@@ -300,6 +323,9 @@ class Balance:
             "overload_factor": self.factors,
             "imbalance_ratio": {name: factor - 1 for name, factor in self.factors.items()},
             "overload_factor_of_layer": list(self.overload),
+            "mean_load_of_layer": list(self.mean_load),
+            "dense_layers": self.dense_layers,
+            "balancedness": self.of_engines,
         }
 
 

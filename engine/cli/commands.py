@@ -10,7 +10,7 @@ from pathlib import Path
 from engine.cli.arguments import Commands, add_cluster, add_command, add_inputs, add_options, add_step, add_travel
 from engine.systems import FILES
 
-WRITERS = ("npz", "npy", "csv", "parquet", "loads-csv", "moe-balance", "sglang-statistics", "sglang-recorder")
+WRITERS = ("npz", "npy", "csv", "parquet", "loads-csv", "moe-balance", "sglang-statistics", "lmdeploy", "sglang-recorder")
 """Formats that a recording can be written in."""
 
 TARGETS = ("sglang", "trtllm", "vllm", "vllm-ascend", "megatron", "exflow", "csv")
@@ -301,7 +301,9 @@ def _devices(commands: Commands) -> None:
         "detect",
         "the GPUs of this machine, of one whose 'nvidia-smi topo -m' was saved, or of measured pairs, as a cluster",
     )
-    command.add_argument("--topology", type=Path, metavar="FILE", help="what 'nvidia-smi topo -m' printed")
+    command.add_argument(
+        "--topology", type=Path, metavar="FILE", help="what 'nvidia-smi topo -m' or 'rocm-smi --showtopo' printed"
+    )
     command.add_argument(
         "--pairs",
         nargs="+",

@@ -192,7 +192,8 @@ def _room(memory: dict[str, Any]) -> str:
     room = f"room for {memory['most_sequences']:,} sequences" if memory["fits"] else "it does not fit"
     return (
         f"{size(memory['total'])} of {size(memory['room'])} per GPU: {size(memory['experts'])} experts, "
-        f"{size(memory['others'])} other weights, {size(memory['kv'])} keys and values; {room}"
+        f"{size(memory['others'])} other weights, {size(memory['kv'])} keys and values"
+        + (f", {size(memory['states'])} states of sequences; {room}" if memory["states"] else f"; {room}")
     )
 
 

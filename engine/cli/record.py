@@ -104,7 +104,7 @@ def _from_answers(options: argparse.Namespace) -> int:
         metrics = vllm.read_metrics(server)
     with stopped_by_signals(*HANG_UP) as stop, progress() as report:
         recorded = record_requests(ask, prompts, options.concurrency, options.seconds, stop, report)
-    experts = save_requests(options.output, recorded, model.experts if model else None)
+    experts = save_requests(options.output, recorded, model.router_choices if model else None)
     content: dict[str, Any] = {
         "engine": "sglang" if options.sglang else "vllm",
         "from": "answers",
@@ -138,6 +138,8 @@ def _notes(recorded: Recorded, experts: np.ndarray) -> list[str]:
     dense = next(iter(recorded.rows.values())).shape[1] - experts.shape[1]
     if dense:
         notes.append(f"{dense} layer{'s' * (dense > 1)} without any choice left out, as dense")
+    if left := recorded.tokens - len(experts):
+        notes.append(f"{left:,} of {recorded.tokens:,} tokens without any choice left out: cached prefixes, or not captured")
     if missing := int((experts < 0).any(axis=(1, 2)).sum()):
         notes.append(f"{missing:,} tokens lack the choices of some layers, which are −1")
     return notes

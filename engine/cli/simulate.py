@@ -56,8 +56,9 @@ def _simulation_as_text(answer: dict[str, Any]) -> str:
     figures = answer["metrics"]
     factors = figures["balance"]["overload_factor"]
     imbalance = figures["balance"]["imbalance_ratio"]["mean"]
+    engines = ", ".join(f"{number:.3f} ({engine})" for engine, number in figures["balance"]["balancedness"].items())
     last = [
-        f"  balancedness {figures['balancedness']:.3f}, overload factor {ratio(factors['mean'])} (imbalance ratio "
+        f"  balancedness {engines}, overload factor {ratio(factors['mean'])} (imbalance ratio "
         f"{digits(imbalance)}); over layers {over_layers(factors)}",
         f"  costs: {answer['cost_source']}",
     ]

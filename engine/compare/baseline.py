@@ -30,7 +30,7 @@ def baseline_of(problem: Problem, chosen: Plan | None = None) -> Plan:
         return usual_plan(baseline_for(problem), problem)[0]
     if chosen is None:
         return plan_of_placement(problem.in_use, IN_USE, travel=problem.travel, origin="in use")
-    return chosen if chosen.travel == problem.travel else chosen.model_copy(update={"travel": problem.travel})
+    return chosen if chosen.travel == problem.travel else chosen.model_copy(update={"travel": problem.travel, "claim": None})
 
 
 def travelling_like(plan: Plan, problem: Problem) -> Problem:

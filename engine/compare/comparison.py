@@ -91,7 +91,7 @@ class Comparison:
         """Run the systems; yields every outcome in their order once it has its row. Asked to stop, systems at work hand back
         the best they have and no others begin. `report` is told of all systems as one piece of work, of which each is as
         large a part as the seconds that it is expected to take; None: all alike. Raises InputError when the only system of
-        `choices` refuses; with several, the one that refuses is noted."""
+        `choices` refuses, and as it does when it fails; with several, the one that refuses or fails is noted."""
         parts = np.array(seconds or [1.0] * len(choices), dtype=np.float64)
         parts /= parts.sum()
 
@@ -129,15 +129,22 @@ class Comparison:
 def _run_choice(
     common: tuple[Problem, tuple[Choice, ...]], index: int, stop: Stop, report: Report
 ) -> tuple[Outcome, Candidate] | InputError:
-    """The outcome of a system and its row, or why it refuses."""
+    """The outcome of a system and its row, or why there is none."""
     problem, choices = common
     system, options = choices[index]
     try:
         outcome = run(system, problem, options, stop, report)
+        row = candidate(outcome, problem)
     except InputError as error:
         return error
+    except Exception as error:
+        if len(choices) == 1:
+            raise
+        # A bug of one system must not cost the plans of the others.
+        said = f"{type(error).__name__}: {error}".removesuffix(": ")
+        return InputError(f"it failed by a fault of Switchyard ({said}); run {system.name} alone for the trace, and report it")
     # The loads, which are large, stay in this process.
-    return replace(outcome, loads=()), candidate(outcome, problem)
+    return replace(outcome, loads=()), row
 
 
 def candidate(outcome: Outcome, problem: Problem) -> Candidate:

@@ -64,7 +64,7 @@ class Metrics:
 
     @property
     def balancedness(self) -> float:
-        """Mean over layers of mean / max GPU load (EPLB, vLLM, SGLang)."""
+        """Mean over MoE layers of mean / max GPU load, as EPLB has it; see `Balance.of_engines`."""
         return self.balance.balancedness
 
     def to_dict(self) -> dict:
@@ -79,7 +79,9 @@ class Metrics:
         known = {field.name: data[field.name] for field in fields(cls)}
         total, order_bound, bound = (data[name] for name in ("total", "order_bound", "bound"))
         gap = None if bound is None else relative_gap(total, bound)
-        balance = Balance(tuple(data["balance"]["overload_factor_of_layer"]))
+        said = data["balance"]
+        mean, dense = said.get("mean_load_of_layer", ()), said.get("dense_layers", 0)
+        balance = Balance(tuple(said["overload_factor_of_layer"]), tuple(mean), dense)
         return cls(**known | {"gap": gap, "order_gap": relative_gap(total, order_bound), "balance": balance})
 
     @property
@@ -108,7 +110,7 @@ def metrics(plan: Plan, problem: Problem, timeline: Timeline | None = None, load
         **_of_any(plan, problem, timeline, bound_of_plan(plan, problem, loads=loads), dispatch),
         exposed_communication=timeline.exposed_communication(),
         overlap=timeline.overlap,
-        balance=Balance.of(dispatch.sum(axis=1)),
+        balance=Balance.of(dispatch.sum(axis=1), len(problem.model.dense_layers)),
         memory=float(problem.held_bytes(plan.placement, plan.placement_b).max()),
         phases=sum(schedule.phases for order in (plan.send_order, plan.send_order_b) if order for schedule in order.dispatch),
         seconds=timeline.seconds_of_kind(),
@@ -138,7 +140,7 @@ def balance_of(plan: Plan, problem: Problem) -> Balance:
     """`Metrics.balance` alone, which takes no simulation."""
     if problem.goal is Goal.TRAINING:
         return _balance_of_step(_routing(plan, problem))
-    return Balance.of(_dispatch(loads_of(plan, problem)).sum(axis=1))
+    return Balance.of(_dispatch(loads_of(plan, problem)).sum(axis=1), len(problem.model.dense_layers))
 
 
 def cross_node_share(plan: Plan, problem: Problem) -> float | None:
@@ -200,8 +202,10 @@ def speedup(baseline: float, seconds: float) -> float:
 
 def _own_bound(plan: Plan, problem: Problem, total: float) -> float | None:
     """The optimiser's bound as the plan claims it, where that is for these inputs: on any others it says nothing, and nothing
-    either where the plan itself is faster."""
+    either where the plan itself is faster, or over placements where tokens travel otherwise than any kernel counts."""
     if plan.claim is None or not has_inputs_of(plan, problem, SCORED_ON):
+        return None
+    if plan.travel is not None and plan.claim.scope == "placement and order":
         return None
     return plan.claim.bound if plan.claim.bound <= total * (1 + CLAIM_ROUND_OFF) else None
 

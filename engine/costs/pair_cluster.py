@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from engine import catalogue
-from engine.catalogue.nvidia import FABRIC_LATENCY, type_of
+from engine.catalogue.links import FABRIC_LATENCY, type_of
 from engine.cluster import MOST_GPUS, Cluster, Efficiency, Gpu, Node, Point
 from engine.costs.alpha_beta import fit_line
 from engine.costs.measured import CollectiveTimes

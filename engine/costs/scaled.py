@@ -85,7 +85,7 @@ class Scaled(Derived):
         changed = replace(drawn, **rates, **start_ups, measured=measured)
         if not self.contention:
             return changed
-        points = contention_points(self.contention, changed.most_peers)
+        points = contention_points(self.contention, changed.most_sends)
         return changed.with_efficiency(Efficiency(fabric=points, links=points))
 
     def all_to_all(self, cluster: Cluster, size: np.ndarray) -> np.ndarray:

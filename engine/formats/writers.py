@@ -4,6 +4,7 @@
 * `npy`: one NumPy array, int16[token, layer, k] of routing, float64[layer, src, dst] of traffic
 * `csv`, `parquet`, `loads-csv`: routing and traffic in long form, loads with a row a layer (see `tables`)
 * `moe-balance`: JSON lines of that simulator, one a batch and layer: `{"layer", "batch_id", "origin_rows", "topk_experts"}`
+* `lmdeploy`: a bare list of loads [decoder layer][expert], from which LMDeploy makes a placement of its own
 * `sglang-statistics`, `sglang-recorder`: SGLang's `logical_count`, as JSON and as its recorder dumps it, `.pt`
   (srt/eplb/expert_distribution.py); `--init-expert-location` takes either. Rows count all decoder layers; those of dense
   layers are zero.
@@ -210,6 +211,23 @@ def write_torch(workload: RoutingTrace | ExpertLoad, path: Path, model: MoEModel
     return lost
 
 
+def write_lmdeploy(workload: RoutingTrace | ExpertLoad, path: Path, model: MoEModel | None = None) -> tuple[str, ...]:
+    """A bare JSON list [decoder layer][expert], dense rows zero, as LMDeploy 0.18.0 reads the loads that its load balancer
+    places experts by (`LMDEPLOY_EPLB_EXPERTS_STATISTIC_FILE`).
+
+    Cannot carry: tokens, steps, sources, fractions. Raises InputError if it is not known which of the model's layers were
+    recorded.
+    """
+    loads, lost = loads_of(workload, model)
+    numbers = layer_numbers(loads, model)
+    rows = np.zeros((max(model.layers if model else 0, max(numbers) + 1), loads.num_experts), dtype=np.int64)
+    rows[list(numbers)] = np.rint(loads.load)
+    path.write_text(json_text(rows.tolist()), encoding="utf-8")
+    fractions = () if is_whole(loads.load) else ("the fractions of counts, which are rounded",)
+    parts = unsaid(loads, by_source="how much came from which rank", by_step="how loads changed from step to step")
+    return (*lost, *parts, *fractions)
+
+
 def _table(workload: RoutingTrace | ExpertLoad, model: MoEModel | None) -> tuple[np.ndarray, dict[str, str], tuple[str, ...]]:
     """(float64[..., decoder layer, expert], the key that says how it is laid out, phrases for the parts that it lacks)"""
     loads, lost = loads_of(workload, model)
@@ -282,6 +300,7 @@ WRITERS: dict[str, Writer] = {
         Writer("loads-csv", ".csv", "a CSV table of loads", _LOADS, partial(write_loads, save=pacsv.CSVWriter)),
         Writer("moe-balance", ".jsonl", "JSON lines of moe-balance", (RoutingTrace,), write_batches),
         Writer("sglang-statistics", ".json", "SGLang's statistics as JSON", _LOADS, write_json),
+        Writer("lmdeploy", ".json", "the loads that LMDeploy places experts by", _LOADS, write_lmdeploy),
         Writer("sglang-recorder", ".pt", "a dump of SGLang's recorder", _LOADS, write_torch),
     )
 }

@@ -426,11 +426,11 @@ def test_a_damaged_log_is_named_once_and_without_it_the_others_are_drawn(app):
 
 
 def test_a_type_that_no_log_names_is_asked_for(app):
-    logs = set_of_logs(device="AMD Instinct MI300X")
+    logs = set_of_logs(device="AMD Instinct MI100")
     drop(app, logs, "recordings")
     assert "choose the nearest GPU type on the Cluster page" in complaints(app)[0] and app.session_state["cluster"] is None
     drop(visit(app, "cluster"), logs)
-    assert "'AMD Instinct MI300X' is not in the catalogue" in complaints(app)[0] and gpus(app) is None
+    assert "'AMD Instinct MI100' is not in the catalogue" in complaints(app)[0] and gpus(app) is None
     enter(app, TYPE, "H200")
     assert gpus(app) == "4" and not complaints(app) and shows_pairs(app)
 

@@ -382,7 +382,9 @@ def test_a_model_of_the_catalogue_needs_no_recording(sample: AppTest) -> None:
     assert "compiled engine for sglang on H200" in said(sample.caption)
     assert "fused kernels of SGLang" in said(sample.caption) and not sample.error
     enter(sample, "Catalogue of models", "Qwen/Qwen3.5-35B-A3B")
-    assert "linear, state-space or other sparse attention" in said(sample.error) and not sample.metric
+    assert "layers of gated DeltaNet" in said(sample.caption) and sample.metric and not sample.error
+    enter(sample, "Catalogue of models", "deepseek-ai/DeepSeek-V4-Flash")
+    assert "compress_ratios: may change attention" in said(sample.error) and not sample.metric
 
 
 def test_without_the_package_the_catalogue_says_so(sample: AppTest, monkeypatch: pytest.MonkeyPatch) -> None:

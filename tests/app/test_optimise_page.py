@@ -218,7 +218,10 @@ def test_a_way_to_travel_is_kept_and_only_plans_of_that_way_are_compared(planned
 
 def test_travel_formats_and_copies_are_chosen_where_they_count(app: AppTest) -> None:
     visit(app, "optimise")
-    assert "Copies of an expert" not in [box.label for box in app.selectbox]
+    assert "fewest" not in next(box for box in app.selectbox if box.label == "Copies of an expert").options
+    enter(app, "Copies of an expert", "nearest (SGLang with DeepEP)")
+    chosen = app.session_state.travel
+    assert (chosen.replicas, chosen.ranks_per_node) == ("nearest-static", 2)
     for chosen in ("gpu", "node"):
         enter(app, "How tokens travel", chosen)
         if chosen == "gpu":

@@ -106,7 +106,7 @@ def test_a_plan_keeps_how_its_tokens_travel(engine, row_inputs, tmp_path):
         ("rail", "--travel rail: unit: .*'copies', 'gpu' or 'node'"),
         ("node:int4", "--travel node:int4: dispatch"),
         ("node:fp8:bf16:fp8", "--travel node:fp8:bf16:fp8: replicas: .*'fewest'"),
-        ("node:fp8:bf16:fewest:2", "write UNIT, UNIT:OUT, UNIT:OUT:BACK or UNIT:OUT:BACK:fewest"),
+        ("node:fp8:bf16:fewest:2", "write UNIT, UNIT:OUT, UNIT:OUT:BACK or UNIT:OUT:BACK:COPIES"),
         ("copies:::fewest", "--travel copies:::fewest: replicas: .*use gpu or node"),
     ],
 )
@@ -196,7 +196,7 @@ def test_nodes_of_a_gpu_become_a_cluster(engine, tmp_path):
     for arguments, message in (
         (["H200"], "name the file that the cluster is to be written to"),
         (["H200", "--nodes", 0, "-o", path], "0 nodes: at least one is needed"),
-        (["X1", "-o", path], "no GPU type 'X1' in the catalogue; it has GB300, GB200"),
+        (["X1", "-o", path], "no GPU type 'X1' in the catalogue; it has MI355X, GB300, GB200"),
         (["-o", path], "-o writes nodes of one GPU type as a cluster; name the type"),
     ):
         assert message in engine.refused("catalogue", *arguments)

@@ -44,7 +44,7 @@ def test_fix_cuts_profile_rows_and_tells_it_to_a_person(engine, profiled, tmp_pa
 def test_fix_says_how_a_person_chooses_a_phase_and_keeps_it(engine, tmp_path):
     trace = read_workload(BETA)
     experts, phase = trace.experts.copy(), np.arange(trace.tokens) % 2
-    experts[phase == 1] = 15 - np.arange(2)  # far from the choices of prefill
+    experts[phase == 1] = 12 + experts[phase == 1, :, :1] % 3 + np.arange(2)  # far from the choices of prefill
     np.savez(tmp_path / "phases.npz", experts=experts, phase=phase)
     text = engine.text("inspect", tmp_path / "phases.npz", "--fix")
     assert "nothing written; choose with --keep prefill or --keep decode" in text

@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from engine.errors import IllegalError, InputError
 from engine.formats import torch_files
 from engine.formats.arrays import MAX_EXPERTS
@@ -30,6 +32,7 @@ __all__ = [
     "Export",
     "PlanFile",
     "Target",
+    "facts_of_log",
     "open_plan_file",
     "read_deployed",
     "recognise",
@@ -51,6 +54,8 @@ TARGETS: tuple[Target, ...] = tuple(_WRITERS)
 
 MAX_TEXT_BYTES = 32 * 1024**2
 """Limit of a table."""
+SEARCHED_BYTES = 4 * 1024**2
+"""Part of a server's log that is searched for expert maps: they come as it starts."""
 _Reader = Callable[[PlanSource], Deployed]
 _KNOWN = "of the studio, SGLang, vLLM, vLLM-Ascend, TensorRT-LLM or ExFlow, permutation for Megatron-Core, table of slots"
 
@@ -92,6 +97,12 @@ def open_plan_file(source: Path | str) -> PlanFile:
         return recognise(path, path.read_bytes())
 
 
+def facts_of_log(path: Path) -> list[str]:
+    """The facts on ranks and balance in a log of vLLM, a sentence each; raises InputError."""
+    with one_clear_line(path):
+        return vllm.facts_of_server_log(path.read_bytes())
+
+
 def recognise(path: Path, data: bytes) -> PlanFile:
     """The plan in these bytes. Raises InputError, also for a file that is no plan. path: its name in messages"""
     with one_clear_line(path):
@@ -102,7 +113,10 @@ def _recognise(path: Path, data: bytes) -> tuple[Plan | None, _Reader]:
     if not data:
         raise fault(path, "the file is empty")
     if data.startswith(b"PK"):
-        return None, _reader_of_map(path, _content_of_torch(path, data))
+        content = _content_of_torch(path, data)
+        if isinstance(content, np.ndarray):
+            return None, lambda source: vllm.read_expert_map(source, content)
+        return None, _reader_of_map(path, content)
     if data.startswith(b"\x80"):
         raise fault(path, "is a pickle, which is never unpickled; save the map of experts with torch.save or as JSON")
     if kind := next((words for magic, words in MAGIC.values() if data.startswith(magic)), None):
@@ -110,6 +124,8 @@ def _recognise(path: Path, data: bytes) -> tuple[Plan | None, _Reader]:
     data = data.removeprefix(b"\xef\xbb\xbf")
     if vllm.is_log(data):
         return None, lambda source: vllm.read(source, data)
+    if vllm.is_server_log(data):
+        return None, lambda source: vllm.read_server_log(source, data)
     if data.lstrip()[:1] in (b"{", b"["):
         return _recognise_json(path, data)
     if len(data) > MAX_TEXT_BYTES:
@@ -129,9 +145,12 @@ def _recognise(path: Path, data: bytes) -> tuple[Plan | None, _Reader]:
     raise fault(path, f"is no plan that is known here ({_KNOWN})")
 
 
-def _content_of_torch(path: Path, data: bytes) -> dict[str, Any]:
-    """The dict that `torch.save` wrote, with SGLang's map as lists; raises InputError."""
+def _content_of_torch(path: Path, data: bytes) -> dict[str, Any] | np.ndarray:
+    """The dict that `torch.save` wrote, with SGLang's map as lists, or the numbers of a tensor of three axes; raises
+    InputError."""
     content = torch_files.load(path, io.BytesIO(data))
+    if getattr(content, "ndim", None) == 3:
+        return torch_files.array_of(path, content, "the map of experts")
     if not isinstance(content, dict):
         raise fault(path, f"holds a {type(content).__name__}, not a dict with a map of experts")
     for key in (sglang.KEY, sglang.DUMPED):
@@ -195,7 +214,9 @@ def write_placement(
     if mtp and target != "trtllm":
         raise InputError("only TensorRT-LLM's placement has a layer for MTP (--mtp)")
     placement = plan.placement if isinstance(plan, Plan) else plan
+    rule = plan.travel.replicas if isinstance(plan, Plan) and plan.travel else None
     write = partial(tensorrt_llm.write, mtp=True) if mtp else _WRITERS[target]
+    write = partial(sglang.write, replicas=rule) if target == "sglang" else write
     written = write(placement, model, name)
     file = Path(name)
     back = recognise(file, written.content).deployed(model, placement.gpus).placement
@@ -203,7 +224,14 @@ def write_placement(
         [sorted(held) for held in row] for row in placement.experts_of_gpu
     ]:
         raise IllegalError(f"{file.name}: what was written for {target} is another placement when it is read back")
-    left = not_carried(plan) if isinstance(plan, Plan) else ()
+    runs = rule in {"sglang": tuple(sglang.ALGORITHMS), "vllm-ascend": ("fixed",)}.get(target, ())
+    left = not_carried(plan, runs) if isinstance(plan, Plan) else ()
+    if target == "vllm-ascend" and not placement.single and not runs:
+        left = (
+            "vLLM-Ascend gives every rank one fixed copy of an expert, up to a quarter off equal shares: plan for that rule "
+            "(--travel copies:::fixed)",
+            *left,
+        )
     return Export({file.name: written.content}, written.lines, (*written.notes, *left))
 
 
@@ -217,6 +245,13 @@ def _tells(glance: Glance) -> bool:
     if not glance.is_text:
         return sglang.KEY.encode() in glance.pickled
     return table.is_table(glance.first_line) or tensorrt_llm.ASSIGNMENTS.encode() in glance.head
+
+
+def _is_server_log(glance: Glance) -> bool:
+    if not glance.is_text or glance.is_json:
+        return False
+    with glance.path.open("rb") as file:
+        return vllm.is_server_log(file.read(SEARCHED_BYTES))
 
 
 def _is_permutation(glance: Glance) -> bool:
@@ -233,4 +268,5 @@ def _is_permutation(glance: Glance) -> bool:
 FORMATS = (
     Format("exflow-plan", "an ExFlow placement", "plan", lambda glance: exflow.is_table(glance.first_line)),
     Format("engine-plan", "a plan of a serving engine", "plan", _tells),
+    Format("vllm-log", "a log of vLLM with the experts of its ranks", "plan", _is_server_log),
 )

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from engine.errors import InputError
 from engine.model import MoEModel
-from engine.plan import Placement, Plan
+from engine.plan import Placement, Plan, Travel
 
 PROJECT = "export its even projection instead (--even)"
 _ORDERS = {
@@ -121,14 +121,16 @@ def _named(noun: str, numbers: NDArray[np.int64]) -> str:
     return f"{noun}{'s' * (len(numbers) > 1)} {', '.join(ranges)}"
 
 
-def not_carried(plan: Plan) -> tuple[str, ...]:
-    """A line for people for every part of the plan that stays behind."""
+def not_carried(plan: Plan, runs_rule: bool = False) -> tuple[str, ...]:
+    """A line for people for every part of the plan that stays behind. runs_rule: True if the engine uses copies by the rule
+    that the plan was made for."""
     parts = []
     if plan.send_order.mode != "concurrent":
         parts.append(f"the order of its sends ({_ORDERS[plan.send_order.mode]}): engines send all at once")
     if plan.execution != "vanilla":
         parts.append("context-coherent execution: the engine brings tokens back after every layer")
-    if plan.travel is not None:
+    alone = {"replicas": None, "ranks_per_node": None} if runs_rule else {}
+    if plan.travel is not None and plan.travel.model_copy(update=alone) != Travel():
         parts.append(f"how tokens travel ({plan.travel.in_words}): the engine's own dispatch decides")
     if plan.placement_b is not None:
         parts.append("the second model's placement")

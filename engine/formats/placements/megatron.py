@@ -21,13 +21,24 @@ def write(placement: Placement, model: MoEModel, name: str) -> Written:
     but its placement. Raises InputError for such placements.
     """
     refuse_replicas(placement, "Megatron-Core")
-    position = np.argsort(even_slots(placement, model, "Megatron-Core"), axis=1)
+    slots = even_slots(placement, model, "Megatron-Core")
+    position = np.argsort(slots, axis=1)
+    size = model.experts // (model.expert_groups or model.experts)
+    groups = (slots // size).reshape(placement.layers, -1, size)
+    torn = int((groups != groups[:, :, :1]).any(axis=(1, 2)).sum())
+    notes: tuple[str, ...] = ()
+    if model.expert_groups and torn:
+        notes = (
+            f"{torn} of {placement.layers} layers mix the {model.expert_groups} groups of experts that the router chooses "
+            "among first, so that tokens choose other experts than before: keep groups whole, or do not use this permutation",
+        )
     return Written(
         json.dumps(position.tolist()).encode(),
         (f"--expert-model-parallel-size {placement.gpus}",),
         (
             "Megatron-Core reads no placement: move the experts of the checkpoint, expert e of MoE layer l to position "
-            f"{name}[l][e], and the rows of that layer's router (weight, and bias where it has one) with them",
+            f"{name}[l][e], and the rows of that layer's router (weight, bias and expert bias where it has them) with them",
+            *notes,
         ),
     )
 

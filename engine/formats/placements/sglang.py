@@ -17,17 +17,24 @@ from engine.formats.placements.plan_source import Deployed, PlanSource, even_pla
 from engine.formats.source import quoted
 from engine.model import MoEModel
 from engine.plan import Placement
+from engine.plan.send_order import Replicas
 
 KEY = "physical_to_logical_map"
 DUMPED = "last_physical_to_logical_map"
 """The key of the map that ran last in the recorder's `per_pass` and `per_token` dumps."""
 
 
-def write(placement: Placement, model: MoEModel, name: str) -> Written:
+ALGORITHMS = {"nearest-static": "static", "nearest-dynamic": "dynamic", "lp": "lp"}
+"""Its algorithms of dispatch (0.5.23), by our rules for copies."""
+
+
+def write(placement: Placement, model: MoEModel, name: str, replicas: Replicas | None = None) -> Written:
     """The map as JSON, or as `.pt` if the file's name ends so: SGLang tells them apart by it.
 
     Can not carry: different numbers of slots, an expert twice on a GPU, a layout of the MTP layer, and of a plan anything
     but its placement. Raises InputError for such placements and for other extensions.
+
+    replicas: the rule that the plan was made for
     """
     extension = Path(name).suffix
     if extension not in (".json", ".pt"):
@@ -40,8 +47,8 @@ def write(placement: Placement, model: MoEModel, name: str) -> Written:
     lines = (f"--init-expert-location {name}", f"--ep-num-redundant-experts {redundant}", f"--ep-size {placement.gpus}")
     notes = ("leave --enable-eplb off: it would move the experts again while the server runs",)
     if redundant:
-        lines += ("--ep-dispatch-algorithm dynamic",)
-        notes += ("predictions share an expert's tokens equally over its copies, as the dispatch algorithm 'dynamic' does",)
+        lines += (f"--ep-dispatch-algorithm {ALGORITHMS.get(replicas, 'dynamic')}",)
+        notes += (_of_copies(replicas),)
     if extension == ".json":
         return Written(json.dumps({KEY: rows.tolist()}).encode(), lines, notes)
     import torch  # which takes seconds to load
@@ -49,6 +56,21 @@ def write(placement: Placement, model: MoEModel, name: str) -> Written:
     file = io.BytesIO()
     torch.save({KEY: torch.from_numpy(rows)}, file)
     return Written(file.getvalue(), lines, notes)
+
+
+def _of_copies(replicas: Replicas | None) -> str:
+    """The use of copies that predictions count on, and the settings under which SGLang 0.5.23 makes it."""
+    if replicas in ALGORITHMS:
+        return (
+            f"predictions send a rank's tokens as the dispatch algorithm '{ALGORITHMS[replicas]}' does with an all-to-all "
+            "backend such as DeepEP (--moe-a2a-backend); without one SGLang refuses 'static' and 'lp', and 'dynamic' shares "
+            "equally"
+        )
+    return (
+        "predictions share an expert's tokens equally over its copies, as SGLang does without an all-to-all backend; with one, "
+        "such as DeepEP, every rank sends to its nearest copy, and GPUs are less even: plan for that rule (--travel "
+        "copies:::nearest-static)"
+    )
 
 
 def is_map(content: dict[str, Any]) -> bool:

@@ -4,13 +4,21 @@ of every MoE layer by its index as a string. Its log of loads says under which m
 Expert maps of HYGON's vLLM plugin, version 2: a map for every model architecture that runs, the MTP model's apart.
 `{"version": 2, "model_maps": {"<architecture>": {"physical_to_logical_map": [[…slots] × MoE layers]}}}`
 
+The log that a server of vLLM or vLLM-Ascend prints: every EP rank says which experts it holds, the same in all layers, as it
+starts: `[EP Rank 0/8] … Local/global number of experts: 16/128. Experts local to global index map: 0->0, 1->1, …`. With
+redundant experts these are physical slots: slot E + i holds expert i modulo E. EPLB, which moves experts later, prints
+`EPLB step: … balancedness=0.3413`, mean over maximum of the tokens of a rank.
+
 vLLM-Ascend's expert map (vllm_ascend/eplb, @182b75e): the experts of every device of every MoE layer, as JSON.
 """
 
 import json
+import re
 import shlex
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from engine.errors import InputError
 from engine.formats.placements.export import Written, even_slots
@@ -31,6 +39,12 @@ from engine.plan import Placement
 
 MAPPING, STATISTICS = "eplb_initial_mapping", "eplb_load_stats"
 ASSIGNMENTS = "initial_global_assignments"
+_RANK_MAP = re.compile(
+    rb"\[EP Rank (\d{1,6})/(\d{1,6})\][^\n]*?Local/global number of experts: (\d{1,6})/(\d{1,6})\."
+    rb"[^\n]*?index map:\s*((?:\d{1,6}->\d{1,6}(?:,\s*)?)*)"
+)
+_STRATEGY = re.compile(rb"Expert placement strategy: (linear|round_robin)\b")
+_BALANCE = re.compile(rb"balancedness=(\d\.\d{1,9})")
 MAPS = "model_maps"
 COUNT, LAYERS = "moe_layer_count", "layer_list"
 
@@ -55,7 +69,8 @@ def write(placement: Placement, model: MoEModel, name: str) -> Written:
         (json.dumps(record) + "\n").encode(),
         ("--enable-expert-parallel", "--enable-eplb", f"--eplb-config {shlex.quote(json.dumps(settings))}"),
         (
-            "only a vLLM with pull request #41141, which is open, reads it; in its newer form the setting is "
+            "only a vLLM with pull request #41141, which is open, reads it (0.33.0 refuses the setting); in its newer form the "
+            "setting is "
             '"enable_online": false instead of "disable_online_rebalancing": true',
             f"tensor parallel size × data parallel size must be {placement.gpus}",
         ),
@@ -66,6 +81,59 @@ def is_log(data: bytes) -> bool:
     """True if these are lines of JSON records, as the first of them tells."""
     first = data.split(b"\n", 1)[0]
     return first.lstrip().startswith(b"{") and b'"record_type"' in first
+
+
+def is_server_log(data: bytes) -> bool:
+    """True if the text has a rank's map of experts."""
+    return _RANK_MAP.search(data) is not None
+
+
+def _maps(data: bytes) -> tuple[dict[int, list[int]], int, int]:
+    """(the slots of each EP rank of the last start, ranks, slots of a layer)"""
+    held: dict[int, list[int]] = {}
+    size = slots = 0
+    for found in _RANK_MAP.finditer(data):
+        rank, ranks, local, total = (int(number) for number in found.groups()[:4])
+        if (ranks, total) != (size, slots):  # another start, or another model
+            held, size, slots = {}, ranks, total
+        pairs = [pair.split(b"->") for pair in found[5].split(b",") if pair.strip()]
+        if len(pairs) == local and rank < ranks:  # else the line was cut
+            held[rank] = [int(slot) for _, slot in pairs]
+    return held, size, slots
+
+
+def facts_of_server_log(data: bytes) -> list[str]:
+    """The facts in such a log, a sentence each."""
+    held, size, slots = _maps(data)
+    facts = [f"it has the expert maps of {len(held)} of {size} EP ranks, {slots} experts a layer"]
+    if balance := _BALANCE.findall(data):
+        facts.append(f"EPLB's last balancedness was {balance[-1].decode()}, mean over maximum of the tokens of a rank")
+    return facts
+
+
+def read_server_log(source: PlanSource, data: bytes) -> Deployed:
+    """The maps of all EP ranks of the last start; raises InputError that says which are missing."""
+    held, size, slots = _maps(data)
+    experts = source.model.experts
+    if missing := sorted(set(range(size)) - set(held)):
+        strategy = _STRATEGY.search(data)
+        word = strategy[1].decode().replace("_", "-") if strategy else ""
+        instead = f"; the log says '{word}' and so may you, in place of the file" if word and slots == experts else ""
+        raise source.fault(f"has the expert maps of {len(held)} of {size} EP ranks, not of rank {missing[0]}{instead}")
+    if size != source.gpus:
+        raise source.fault(f"is of {size} EP ranks, but there are {source.gpus} GPUs")
+    if not experts <= slots <= 2 * experts:
+        raise source.fault(f"places {slots} experts; {source.model.name} has {experts}")
+    row = [[slot if slot < experts else slot - experts for slot in held[rank]] for rank in range(size)]
+    expert_ids(source, [expert for gpu in row for expert in gpu], "expert maps")
+    notes = ["it is the map as the server starts, the same in all layers", *facts_of_server_log(data)[1:]]
+    if (redundant := slots - experts) or b"EPLB step" in data:
+        notes[0] += "; EPLB moves experts later"
+    if redundant:
+        notes.append(f"{redundant} slots are redundant: slot {experts} + i holds expert i when the server starts")
+    layers = source.model.moe_layers
+    placement = Placement(experts=experts, experts_of_gpu=(tuple(map(tuple, row)),) * len(layers), model_layers=layers)
+    return Deployed(placement, "expert maps in a log of vLLM", tuple(notes))
 
 
 def last_record(source: PlanSource, data: bytes) -> tuple[dict, str]:
@@ -169,35 +237,30 @@ def write_ascend(placement: Placement, model: MoEModel, name: str) -> Written:
         json.dumps({COUNT: placement.layers, LAYERS: layers}).encode(),
         ("--enable-expert-parallel", f"--additional-config {shlex.quote(settings)}"),
         (
-            "only vLLM-Ascend's first model runner takes it; the second (MRv2) refuses maps that are given and records none",
+            "only vLLM-Ascend's first model runner takes it; the second (MRv2) refuses maps that are given and records none, "
+            "and v0.25.1 is announced to remove maps that are given",
             "an MTP layer gets the number of slots that layer 0 has",
         ),
     )
 
 
 def read_ascend(source: PlanSource, content: dict[str, Any]) -> Deployed:
-    """The layers of the model; one more, `layer_id` = `moe_layer_count`, is the MTP layer's and left out, and so is a second
-    copy of an expert on a device, which is dead."""
+    """The layers of the model, and their devices, by place as vLLM-Ascend's loader takes them, whatever `layer_id` and
+    `device_id` say; one layer more is the MTP layer's and left out, and so is a second copy of an expert on a device, which is
+    dead."""
     listed, wanted = field_of(source, content, LAYERS, list), len(source.model.moe_layers)
-    by_id: dict[int, dict] = {}
-    for at, layer in enumerate(listed):
-        if not isinstance(layer, dict):
-            raise source.fault("an object with layer_id and device_list is needed", f"{LAYERS}, entry {at}")
-        number = field_of(source, layer, "layer_id", int, f"{LAYERS}, entry {at}")
-        if by_id.setdefault(number, layer) is not layer:
-            raise source.fault(f"layer_id {number} comes twice", LAYERS)
-    missing = [layer for layer in range(wanted) if layer not in by_id]
-    further = sorted(set(by_id) - set(range(wanted)))
-    if missing or further not in ([], [wanted]):
-        raise source.fault(
-            f"has the layers {', '.join(map(str, sorted(by_id)[:4]))} … ({len(by_id)} in all); {source.model.name} has the MoE "
-            f"layers 0 … {wanted - 1}",
-            LAYERS,
-        )
-    notes = (f"layer {wanted} is the MTP layer's and left out",) if further else ()
-    rows = [_devices(source, by_id[layer], f"layer {layer}") for layer in range(wanted)]
+    if len(listed) not in (wanted, wanted + 1):
+        raise source.fault(f"has {len(listed)} layers; {source.model.name} has {wanted} MoE layers", LAYERS)
+    notes = (f"layer {wanted} is the MTP layer's and left out",) if len(listed) > wanted else ()
+    rows = [_devices(source, layer, f"{LAYERS}, entry {at}") for at, layer in enumerate(listed[:wanted])]
     if len({len(held) for row in rows for held in row}) > 1:
         raise source.fault("every device list needs the same length; vLLM-Ascend makes one tensor of them", LAYERS)
+    moved = sum(layer.get("layer_id", at) != at for at, layer in enumerate(listed[:wanted]))
+    moved += sum(
+        device.get("device_id", at) != at for layer in listed[:wanted] for at, device in enumerate(layer["device_list"])
+    )
+    if moved:
+        notes += (f"{moved} entries are not at the place of their layer_id or device_id; vLLM-Ascend goes by place",)
     alive = [[list(dict.fromkeys(held)) for held in row] for row in rows]
     if dead := sum(len(held) for row in rows for held in row) - sum(len(held) for row in alive for held in row):
         notes += (f"{dead} slots with a second copy of an expert on the same device are dead and left out",)
@@ -209,20 +272,39 @@ def read_ascend(source: PlanSource, content: dict[str, Any]) -> Deployed:
     return Deployed(placement, "vLLM-Ascend expert map", notes)
 
 
-def _devices(source: PlanSource, layer: dict[str, Any], place: str) -> list[list[int]]:
-    """The experts of every device of a layer, by device."""
-    listed = field_of(source, layer, "device_list", list, place)
-    held: dict[int, list[int]] = {}
-    for at, device in enumerate(listed):
+def read_expert_map(source: PlanSource, table: np.ndarray) -> Deployed:
+    """The map of vLLM's pull request #14544 (`expert_map.pth`). Raises InputError unless every rank has a row.
+
+    table: int[MoE layer, rank, expert]; the expert's place on the rank, -1 where the rank does not hold it. Columns after the
+        model's experts stand for redundant ones and are -1
+    """
+    experts, layers = source.model.experts, len(source.model.moe_layers)
+    if table.dtype.kind not in "iu" or table.shape[:2] != (layers, source.gpus) or table.shape[2] < experts:
+        raise source.fault(
+            f"must be whole numbers [{layers} MoE layers, {source.gpus} ranks, {experts} experts], not {table.dtype} "
+            f"{list(table.shape)}"
+        )
+    if table.min() < -1 or (table[:, :, experts:] >= 0).any():
+        raise source.fault(f"holds places below -1, or experts beyond the {experts} of {source.model.name}")
+    rows = []
+    for layer, places in enumerate(table):
+        row = [[int(expert) for expert in np.argsort(of_rank, kind="stable") if of_rank[expert] >= 0] for of_rank in places]
+        expert_ids(source, [expert for held in row for expert in held], f"layer {layer}")
+        rows.append(tuple(map(tuple, row)))
+    placement = Placement(experts=experts, experts_of_gpu=tuple(rows), model_layers=source.model.moe_layers)
+    return Deployed(placement, "vLLM expert map (pull request #14544)")
+
+
+def _devices(source: PlanSource, layer: object, place: str) -> list[list[int]]:
+    """The experts of every device of a layer, in the order of the list."""
+    if not isinstance(layer, dict):
+        raise source.fault("an object with layer_id and device_list is needed", place)
+    row = []
+    for at, device in enumerate(field_of(source, layer, "device_list", list, place)):
         if not isinstance(device, dict):
             raise source.fault("an object with device_id and device_expert is needed", f"{place}, device_list {at}")
-        number = field_of(source, device, "device_id", int, f"{place}, device_list {at}")
-        where = f"{place}, device {number}"
-        if number in held:
-            raise source.fault("this device comes twice", where)
-        held[number] = whole_numbers_of(source, device.get("device_expert"), where)
-    if sorted(held) != list(range(source.gpus)):
-        raise source.fault(f"has {len(held)} devices; wanted are the devices 0 … {source.gpus - 1}", place)
-    row = [held[gpu] for gpu in range(source.gpus)]
+        row.append(whole_numbers_of(source, device.get("device_expert"), f"{place}, device_list {at}"))
+    if len(row) != source.gpus:
+        raise source.fault(f"has {len(row)} devices; there are {source.gpus} GPUs", place)
     expert_ids(source, [expert for experts in row for expert in experts], place)
     return row
