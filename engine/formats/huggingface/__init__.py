@@ -71,7 +71,7 @@ def model_of_config(data: dict, path: Path) -> MoEModel:
     with contextlib.suppress(InputError):
         attention_layers = sum(mixer in ("full", "sliding") for mixer in mixers_of(config, layers, blocks))
     with contextlib.suppress(InputError):
-        kv_numbers = sizes_of(config).kv_numbers
+        kv_numbers = sizes_of(config, formats).kv_numbers
     return MoEModel.from_dict(
         {
             "name": _name(config),

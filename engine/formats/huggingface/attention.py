@@ -14,7 +14,7 @@ from engine.formats.huggingface.config import (
     layers_with_experts,
     mixers_of,
 )
-from engine.formats.huggingface.number_formats import number_formats
+from engine.formats.huggingface.number_formats import NumberFormats, number_formats
 from engine.formats.source import quoted
 from engine.serving.sizes import Mixer, TransformerSizes
 
@@ -60,8 +60,8 @@ def sizes_of_config(data: dict, path: Path) -> TransformerSizes:
     return sizes_of(config_of(data, path))
 
 
-def sizes_of(config: Config) -> TransformerSizes:
-    """As `sizes_of_config`."""
+def sizes_of(config: Config, formats: NumberFormats | None = None) -> TransformerSizes:
+    """As `sizes_of_config`. formats: of the weights, for a caller that has them"""
     for name in (*config.unknown_sizes(), *OTHER_KEYS):
         if config.get(name) not in (None, False, 0, [], {}):
             raise config.fault("may change attention or layers, and Switchyard does not know how", (name,))
@@ -93,7 +93,7 @@ def sizes_of(config: Config) -> TransformerSizes:
         **(_latent(config, layers, heads) if config.number("kv_rank", ("kv_lora_rank",)) else _grouped(config, d_model, heads)),
     }
     sizes["gate"] = _gate(config, heads, sizes["value_size"])
-    formats = number_formats(config, layers, with_experts, mixers)
+    formats = formats or number_formats(config, layers, with_experts, mixers)
     for part in ("attention", "shared", "dense") if dense else ("attention", "shared"):
         if formats.bits[part] != BITS_PER_DTYPE[formats.dtype]:
             sizes[f"{part}_bits"] = formats.bits[part]

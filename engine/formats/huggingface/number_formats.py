@@ -101,28 +101,17 @@ def _plain_dtype(config: Config) -> str:
     return known
 
 
+LEFT_OUT = (*("ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers", "exclude", "llm_int8_skip_modules"),)
+"""Keys with modules that keep the plain format."""
+
 Rule = Callable[[Part, int], NumberFormat]
 
 
 def _rule(config: Config, quantised: dict, whole: NumberFormat) -> Rule:
     """The format of a part in a layer by the config's own lists."""
-    left_out = _Patterns(
-        entry
-        for name in (
-            "ignore",
-            "exclude_modules",
-            "modules_to_not_convert",
-            "ignored_layers",
-            "exclude",
-            "llm_int8_skip_modules",
-        )
-        for entry in (quantised.get(name) or ())
-    )
-    left_out = left_out.and_also(
-        pattern[2:] if pattern.startswith("-:") else ""
-        for pattern in (quantised.get("dynamic") or {})
-        if isinstance(pattern, str)
-    )
+    skipped = [entry for name in LEFT_OUT for entry in _listed(config, quantised.get(name))]
+    dynamic = [f"re:{entry[2:]}" for entry in _listed(config, quantised.get("dynamic")) if str(entry).startswith("-:")]
+    left_out = _Patterns(config, [*skipped, *dynamic])
     named = _named_formats(config, quantised)
     if named:
 
@@ -140,6 +129,13 @@ def _rule(config: Config, quantised: dict, whole: NumberFormat) -> Rule:
     return by_part
 
 
+def _listed(config: Config, entries: object) -> list:
+    """The entries of a list, or the keys of an object; none of null. Raises InputError for anything else."""
+    if entries is not None and not isinstance(entries, list | dict):
+        raise config.fault(f"has {quoted(entries)} where modules are listed", tuple(sorted(QUANTISED)))
+    return list(entries or ())
+
+
 def _named_formats(config: Config, quantised: dict) -> list[tuple["_Patterns", NumberFormat]]:
     """Formats that a config gives to modules by their names; empty if it has one format for all linear modules."""
     if isinstance(listed := quantised.get("quantized_layers"), dict) and listed:
@@ -148,7 +144,7 @@ def _named_formats(config: Config, quantised: dict) -> list[tuple["_Patterns", N
             by_format.setdefault(_algorithm(config, entry.get("quant_algo") if isinstance(entry, dict) else entry), []).append(
                 module
             )
-        return [(_Patterns(modules), format) for format, modules in by_format.items()]
+        return [(_Patterns(config, modules), format) for format, modules in by_format.items()]
     groups = quantised.get("config_groups")
     if isinstance(groups, dict) and groups:
         found = []
@@ -159,9 +155,9 @@ def _named_formats(config: Config, quantised: dict) -> list[tuple["_Patterns", N
             everything = any(target in ("Linear", "re:.*") for target in targets)
             kind = group.get("format") or quantised.get("format") or ""
             format = _compressed(config, group["weights"], group.get("input_activations"), str(kind))
-            found.append((None if everything else _Patterns(targets), format))
+            found.append((None if everything else _Patterns(config, targets), format))
         if len(found) > 1 or found[0][0] is not None:
-            return [(patterns or _Everything(), format) for patterns, format in found]
+            return [(patterns or _Everything(config, ()), format) for patterns, format in found]
     return []
 
 
@@ -216,12 +212,17 @@ def _base_format(config: Config, quantised: dict) -> NumberFormat:
 
 
 def _algorithm(config: Config, name: object) -> NumberFormat:
-    for pattern, bits, small in ALGORITHMS:
-        if re.fullmatch(pattern, str(name).upper()):
-            return NumberFormat(bits, small)
-    raise config.fault(
-        f"has quant_algo {quoted(name)}, which Switchyard does not know", ("quantization_config", "quantization")
-    )
+    if (format := _of_algorithm(str(name).upper())) is None:
+        raise config.fault(
+            f"has quant_algo {quoted(name)}, which Switchyard does not know", ("quantization_config", "quantization")
+        )
+    return format
+
+
+@functools.lru_cache(maxsize=64)  # lists name the algorithm of some hundred modules
+def _of_algorithm(name: str) -> NumberFormat | None:
+    found = (NumberFormat(bits, small) for pattern, bits, small in ALGORITHMS if re.fullmatch(pattern, name))
+    return next(found, None)
 
 
 def _compressed(config: Config, weights: dict, activations: object, kind: str) -> NumberFormat:
@@ -275,56 +276,70 @@ def _by_name(name: str) -> NumberFormat | None:
     return None
 
 
+MOST_REPEATS, LONGEST = 3, 300
+"""Repeats in a regular expression, and its characters, up to which it is tried: with more a match may take for ever."""
+
+
+_LAYER = re.compile(r"(?<=layers\.)\d+")
+
+
 class _Patterns:
     """Names of modules: plain ones (a part of a path), with `*`, or regular expressions after `re:`."""
 
-    def __init__(self, entries: Iterable[object]):
-        self._texts = [text for entry in entries if (text := str(entry))]
-        self._plain: list[tuple[str, int | None]] = []
-        self._starts: list[str] = []
+    def __init__(self, config: Config, entries: Iterable[object]):
+        self._plain: dict[int | None, set[str]] = {}
+        self._starts: list[tuple[str, str]] = []
         self._other: list[tuple[re.Pattern, bool]] = []
-        for text in self._texts:
-            if text.startswith("re:") or text.startswith(("^", ".*")):
-                self._other.append((re.compile(text.removeprefix("re:")), bool(re.search(r"\d", text))))
+        for text in filter(None, map(str, entries)):
+            number = _LAYER.search(text)
+            as_first = _LAYER.sub("0", text)
+            if text.startswith(("re:", "^", ".*")):
+                self._other.append((_regular(config, text.removeprefix("re:")), bool(re.search(r"\d", text))))
             elif text.endswith("*") and not any(mark in text[:-1] for mark in "*?["):
-                self._starts.append(text[:-1])
+                digits = "" if number is None else number[0] + ("" if number.end() == len(text) - 1 else "$")
+                self._starts.append((as_first[:-1], digits))
             elif any(mark in text for mark in "*?["):
                 self._other.append((re.compile(fnmatch.translate(text) + "|" + fnmatch.translate(f"{text}.*")), True))
             else:
-                number = re.search(r"(?<=layers\.)\d+", text)
-                layer = int(number[0]) if number else None
-                self._plain.append((re.sub(r"(?<=layers\.)\d+", "0", text.strip(".")), layer))
-
-    def and_also(self, entries: Iterable[str]) -> "_Patterns":
-        return _Patterns([*self._texts, *(f"re:{text}" for text in entries if text)])
+                self._plain.setdefault(int(number[0]) if number else None, set()).add(as_first.strip("."))
 
     def reach(self, part: Part, layer: int) -> bool:
         """True if any module of the part is named, in any family's spelling."""
-        if any(number in (None, layer) and text in _steps(part) for text, number in self._plain):
-            return True
-        starts = tuple(start for start in self._starts if _may_start(start, layer))
-        if starts and any(module.startswith(starts) for module in _modules(part, layer)):
-            return True
-        return any(
-            pattern.match(module)
-            for pattern, has_layers in self._other
-            for module in _modules(part, layer if has_layers else 0)
+        return (
+            any(not _steps(part).isdisjoint(self._plain.get(number, ())) for number in (None, layer))
+            or any(f"{layer}$".startswith(digits) and _starts_one(start, part) for start, digits in self._starts)
+            or any(_matches_one(pattern, part, layer if has_layers else 0) for pattern, has_layers in self._other)
         )
 
 
 class _Everything(_Patterns):
     """All linear modules."""
 
-    def __init__(self) -> None:
-        super().__init__(())
-
     def reach(self, part: Part, layer: int) -> bool:
         return True
 
 
-def _may_start(start: str, layer: int) -> bool:
-    number = re.search(r"(?<=layers\.)\d+", start)
-    return number is None or str(layer).startswith(number[0])
+def _regular(config: Config, text: str) -> re.Pattern:
+    """A regular expression of a config. Raises InputError for one that is none, and for those that could take for ever."""
+    if len(text) > LONGEST or len(re.findall(r"[*+{]", text)) > MOST_REPEATS or re.search(r"\)[*+?{]", text):
+        raise config.fault(
+            f"has the expression {quoted(text)}, which is not tried: it repeats too much", tuple(sorted(QUANTISED))
+        )
+    try:
+        return re.compile(text)
+    except (re.error, OverflowError):
+        raise config.fault(f"has {quoted(text)}, which is no regular expression", tuple(sorted(QUANTISED))) from None
+
+
+@functools.lru_cache(maxsize=4096)
+def _starts_one(start: str, part: Part) -> bool:
+    """True if a path to the part in layer 0 starts so."""
+    return any(module.startswith(start) for module in _modules(part, 0))
+
+
+@functools.lru_cache(maxsize=4096)
+def _matches_one(pattern: re.Pattern, part: Part, layer: int) -> bool:
+    return any(map(pattern.match, _modules(part, layer)))
 
 
 @functools.lru_cache(maxsize=512)
