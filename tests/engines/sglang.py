@@ -1,25 +1,14 @@
-"""The engines' own code and ours compared, in a table: `make engines`.
-
-Pinned wheels are downloaded into a temporary folder and read, not installed; single functions of theirs run, with their
-settings stood in for. Nothing of it needs a GPU.
-"""
+"""SGLang: its placements by loads, the copies that its ranks dispatch to, its balancedness."""
 
 import ast
 import json
-import random
-import subprocess
-import sys
-import tempfile
 import zipfile
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from engine.catalogue import model_presets
 from engine.formats.placements import write_placement
@@ -29,6 +18,7 @@ from engine.placement.replication.by_rank import RankedInstance, replicate_by_ra
 from engine.plan import Placement, Plan, SendOrder, Travel
 from engine.result import Provenance
 from engine.timeline import Balance
+from tests.engines.wheels import Row, functions_of, wheel_of
 
 SGLANG = "sglang==0.5.23"
 LOCATION = (
@@ -37,28 +27,6 @@ LOCATION = (
     *("_find_nearest_expert", "_fair_choices"),
 )
 RANKS, NODES, SPARE = 32, 4, 32
-
-
-def wheel_of(requirement: str, folder: Path) -> zipfile.ZipFile:
-    """The wheel of a pinned package, as the package index has it."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", "-d", str(folder)]
-    subprocess.run([*command, requirement], check=True, stderr=subprocess.DEVNULL)
-    name = requirement.partition("==")[0].replace("-", "_")
-    return zipfile.ZipFile(next(folder.glob(f"{name}-*.whl")))
-
-
-def functions_of(source: str, names: Iterable[str], **around: Any) -> dict[str, Callable]:
-    """These functions of a module, compiled from its text without its imports. around: the names that they use."""
-    wanted = set(names)
-    tree = ast.parse(source)
-    tree.body = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in wanted]
-    for node in tree.body:
-        node.decorator_list, node.returns = [], None
-        for argument in (*node.args.args, *node.args.kwonlyargs):
-            argument.annotation = None
-    space = {"torch": torch, "random": random, **around}
-    exec(compile(tree, "engine", "exec"), space)
-    return {name: space[name] for name in wanted}
 
 
 class SGLang:
@@ -109,11 +77,11 @@ def even(table: np.ndarray, load: np.ndarray) -> np.ndarray:
     return served
 
 
-def compare_sglang(folder: Path) -> list[tuple[str, str, str]]:
-    """Rows of the table: the thing compared, ours and theirs, and how far they agree."""
+def rows(folder: Path) -> list[Row]:
+    """Rows of the table. folder: where the wheel is put."""
     engine, model = SGLang(wheel_of(SGLANG, folder)), model_presets()["DeepSeek-R1"].model
     load, slots = loads_of(len(model.moe_layers), model.experts), np.full(RANKS, (model.experts + SPARE) // RANKS)
-    rows = []
+    found = []
     demand = np.repeat(load[None, :, None] / RANKS, RANKS, axis=2)
     ranked = replicate_by_rank(RankedInstance(demand, slots, np.ones(RANKS), "nearest-static", RANKS // NODES))
     greedy = replicate(ReplicationInstance(load[None], int(slots.sum()), RANKS), algorithm="eplb")
@@ -128,19 +96,14 @@ def compare_sglang(folder: Path) -> list[tuple[str, str, str]]:
         same = (theirs == copy_of_rank(placement, travel)).mean()
         served = even(theirs, load)
         balance = Balance.of(served, len(model.dense_layers))
-        rows.append((f"copies of every rank, {name}", SGLANG, f"{same:.1%} alike; balancedness {balance.balancedness:.4f}"))
+        said = f"{same:.1%} alike; balancedness {balance.balancedness:.4f}"
+        found.append(Row(f"copies of every rank, {name}", SGLANG, said, bool(same == 1)))
     theirs = engine.eplb(torch.tensor(load), int(slots.sum()), 1, 1, RANKS, False)[0].numpy()
     held = [np.sort(each.reshape(len(load), RANKS, -1)) for each in (theirs, greedy.solution)]
-    rows.append(("EPLB, layers alike", SGLANG, f"{(held[0] == held[1]).all(axis=(1, 2)).sum()} of {len(load)}"))
+    alike = int((held[0] == held[1]).all(axis=(1, 2)).sum())
+    found.append(Row("EPLB, layers alike (the others tie)", SGLANG, f"{alike} of {len(load)}", alike >= len(load) - 6))
     counts = np.concatenate([np.zeros((len(model.dense_layers), RANKS)), served])
     said = float(engine.utilisation(torch.tensor(counts)).mean())
-    rows.append(("balancedness of its own log", SGLANG, f"{said:.6f}, ours {balance.of_engines['SGLang']:.6f}"))
-    return rows
-
-
-if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as there:
-        table = Table("Compared", "With", "Agreement")
-        for row in compare_sglang(Path(there)):
-            table.add_row(*row)
-        Console().print(table)
+    ours = balance.of_engines["SGLang"]
+    found.append(Row("balancedness of its own log", SGLANG, f"{said:.6f}, ours {ours:.6f}", abs(said - ours) < 1e-6))
+    return found
