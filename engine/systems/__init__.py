@@ -15,6 +15,7 @@ FILES = {
     "eplb": ("eplb",),
     "joint": ("joint",),
     "coactivation": ("coactivation",),
+    "best": ("best",),
     "baselines": ("linear", "round-robin", "random", "rcs", "sjf", "rga"),
     "training.lancet": ("lancet",),
     "training.pipemoe": ("pipemoe",),

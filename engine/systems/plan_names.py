@@ -14,6 +14,7 @@ _WORDS: dict[str, Callable[..., str]] = {
     "copies": lambda value: f"each token stands for {value:g}",
     "execution": str,
     "gpus": lambda value: f"GPUs {value}" if value == "in order" else f"{value} GPUs",
+    "hide": lambda value: "a quarter hidden from the search" if value else "nothing hidden from the search",
     "hops": lambda value: f"{value} hops",
     "irregular": lambda value: "real tokens only" if value else "buffers filled to capacity",
     "max_degree": lambda value: f"at most {value} parts per layer",

@@ -121,7 +121,7 @@ def _serve(experts, home, holds, group_of_gpu):
     tokens, choices = experts.shape
     count, gpus = holds.shape
     groups = group_of_gpu.max() + 1
-    copies, near = _listed(holds, group_of_gpu)
+    copies, near = listed(holds, group_of_gpu)
     gpu_of = np.full((tokens, choices), -1)
     load, saves, rows = np.zeros(gpus, dtype=np.int64), np.zeros((count, groups), dtype=np.int64), 0
     touched, users = np.zeros(groups, dtype=np.bool_), np.zeros(groups, dtype=np.int64)
@@ -129,7 +129,7 @@ def _serve(experts, home, holds, group_of_gpu):
         touched[:], users[:] = False, 0
         if home[token] >= 0:
             touched[home[token]] = True
-        _touch(experts[token], near, touched)
+        touch(experts[token], near, touched)
         for at in range(choices):
             expert = experts[token, at]
             if expert < 0:
@@ -155,7 +155,7 @@ def _serve(experts, home, holds, group_of_gpu):
 
 
 @njit(cache=True, nogil=True)
-def _listed(holds, group_of_gpu):
+def listed(holds, group_of_gpu):
     """(GPUs, groups) that hold each expert, ascending, int64[expert, place], -1 behind the last one."""
     count, gpus = holds.shape
     most = 0
@@ -180,7 +180,7 @@ def _listed(holds, group_of_gpu):
 
 
 @njit(cache=True, nogil=True)
-def _touch(chosen, near, touched):
+def touch(chosen, near, touched):
     """Mark the fewest further groups that serve all chosen experts, int[choice] (-1 = none)."""
     for expert in chosen:
         if expert >= 0 and near[expert, 1] < 0:

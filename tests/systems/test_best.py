@@ -1,0 +1,153 @@
+"""The best of all: never slower than any other system, legal, bounded, repeated, and stopped soon."""
+
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.errors import InputError
+from engine.plan import Travel
+from engine.problem import Problem
+from engine.result import Status
+from engine.simulate import simulate
+from engine.systems import SYSTEMS, run
+from engine.workload import ExpertLoad, RoutingTrace
+from tests.cases.examples import examples
+from tests.cases.processes import slow_machine
+from tests.cases.samples import big_problem, chained, in_nodes, problem_of, sample, sample_problem, small_problem, with_memory
+from tests.oracles.plans import check_plan
+from tests.strategies import planned_or_skipped, problems
+
+QUICK = {"time_limit": 0.3}
+GPU, NODE = (Travel(unit=unit) for unit in ("gpu", "node"))
+GPU_FEWEST, NODE_FEWEST = (Travel(unit=unit, replicas="fewest") for unit in ("gpu", "node"))
+OTHERS = ("linear", "round-robin", "eplb", "aurora", "joint", "coactivation", "exflow")
+
+
+def outcome_of(problem: Problem, **options):
+    return run(SYSTEMS["best"], problem, QUICK | options)
+
+
+@settings(max_examples=examples(20, 5), deadline=None)
+@given(
+    problems(travelling=True, experts=(2, 6)),
+    st.sampled_from((None, GPU, NODE, GPU_FEWEST, NODE_FEWEST)),
+    st.sampled_from(("even", "uneven")),
+    st.integers(0, 1),
+    st.booleans(),
+    st.sampled_from(("best", "best", "concurrent", "matched")),
+)
+def test_a_plan_is_legal_as_fast_as_said_and_never_slower_than_any_other_system(problem, travel, slots, redundant, hide, order):
+    problem = replace(problem, travel=travel)
+    chosen = {"slots": slots, "redundant": redundant}
+    outcome = planned_or_skipped(lambda: outcome_of(problem, **chosen, hide=hide, order=order))
+    result, plan = outcome.result, outcome.result.solution
+    assert check_plan(plan, problem) == pytest.approx(result.objective, rel=1e-9)
+    # EPLB fills the slots that equal GPUs have over, also where others may have unequal ones.
+    gpus = plan.placement.gpus
+    assert plan.placement.slots.sum(axis=1).max() <= (-(-problem.workload.num_experts // gpus) + redundant) * gpus
+    for name in OTHERS:
+        known = SYSTEMS[name].options.model_fields
+        settings_of = {"order": order} | chosen | QUICK
+        try:
+            other = run(SYSTEMS[name], problem, {key: value for key, value in settings_of.items() if key in known}).result
+        except InputError:
+            continue
+        assert result.objective <= other.objective * (1 + 1e-12), name
+        if result.solution.claim.scope == "placement and order" and other.solution.execution == "vanilla":
+            assert result.bound <= other.objective * (1 + 1e-9), name
+
+
+TEAMS = [(None, 1, 1.02), (GPU, 0, 1.005), (GPU, 1, 1.04), (NODE, 1, 1.0), (GPU_FEWEST, 1, 1.1), (NODE_FEWEST, 1, 1.03)]
+
+
+@pytest.mark.parametrize(("travel", "redundant", "least"), TEAMS, ids=str)
+def test_it_gains_on_tokens_that_fire_together(travel, redundant, least):
+    """Twelve experts in teams that lie apart, popular ones among them, on two nodes."""
+    rng = np.random.default_rng(3)
+    team = rng.choice(4, (600, 2), p=[0.4, 0.3, 0.2, 0.1])
+    chosen = np.stack([team, team + 4, team + 8], axis=2)
+    stray = rng.random((600, 2)) < 0.2
+    chosen[stray, 0] = (chosen[stray, 0] + 1) % 12
+    problem = problem_of(RoutingTrace("teams", chosen.astype(np.int16), 12), in_nodes(4, 2, 8e6), travel=travel)
+    outcome = outcome_of(problem, redundant=redundant, time_limit=1.0, order="concurrent")
+    assert outcome.notes["against the best of the other systems"].value >= least
+    assert ("left" in outcome.notes) == (redundant == 0 or travel is None)
+
+
+@pytest.mark.parametrize(("travel", "redundant"), [(None, 1), (NODE, 0), (GPU_FEWEST, 1), (GPU, 1)], ids=str)
+def test_a_slow_machine_finds_the_same_plan(travel, redundant, monkeypatch):
+    """From the plan of one system alone: the others count their work as well."""
+    linear = [(SYSTEMS["linear"], {})]
+    monkeypatch.setattr("engine.systems.best._others", lambda *asked: linear)
+    problem = problem_of(sample("beta-code", 300), in_nodes(4, 2, 8e6), travel=travel)
+    outcomes = []
+    for factor in (1.0, 100.0):
+        with slow_machine(monkeypatch, factor):
+            outcomes.append(run(SYSTEMS["best"], problem, {"redundant": redundant, "hide": travel is GPU}))
+    quick, slow = outcomes
+    assert quick.notes["found by"].value == "the search" and "time limit" not in slow.notes
+    assert (slow.result.solution.id, slow.result.bound) == (quick.result.solution.id, quick.result.bound)
+
+
+def test_the_least_is_proven_and_said_and_claimed_where_every_byte_goes_straight():
+    outcome = outcome_of(small_problem())
+    claim = outcome.result.solution.claim
+    assert claim.scope == "placement and order" and 0.9 * claim.objective < claim.bound <= claim.objective
+    assert "no placement of one copy of every expert is below" in outcome.notes["left"].value
+    linked = replace(sample_problem("alpha-code", tokens=400), cluster=in_nodes(8, 4, 3e9, send=1e9))
+    outcome = outcome_of(linked, order="concurrent")
+    assert outcome.result.solution.claim.scope == "order" and outcome.notes["left"].value.endswith("by plain sends (proven)")
+
+
+def test_a_context_coherent_plan_has_no_bound_of_plans_whose_tokens_go_home():
+    problem = problem_of(chained(0, 400, 12, 8, 1.0), in_nodes(4, 4, None))
+    outcome = outcome_of(problem)
+    assert outcome.result.solution.execution == "context-coherent"
+    assert outcome.notes["found by"].value == "ExFlow" and "left" not in outcome.notes
+
+
+@pytest.mark.parametrize(
+    ("travel", "loads", "redundant", "says"),
+    [
+        (Travel(unit="node"), True, 0, "rows of a recording without tokens are an estimate"),
+        (Travel(replicas="nearest-static"), False, 1, "ranks choose copies; `eplb` plans for their rule"),
+        (Travel(replicas="nearest-static"), False, 0, None),
+        (None, True, 1, None),
+        (Travel(unit="gpu"), False, 1, None),
+    ],
+)
+def test_what_is_not_searched_says_so_and_is_still_the_best_of_the_others(travel, loads, redundant, says):
+    problem = replace(sample_problem("beta-code", tokens=300), travel=travel)
+    if loads:
+        load = ExpertLoad("loads", problem.workload.load, problem.model.moe_layers)
+        problem = replace(problem, workload=load)
+    outcome = outcome_of(problem, redundant=redundant)
+    assert says in outcome.notes["search"].value if says else "search" not in outcome.notes
+    assert outcome.notes["against the best of the other systems"].value >= 1
+
+
+@pytest.mark.parametrize("slots", ["even", "uneven"])
+def test_memory_is_respected(slots):
+    problem = replace(with_memory(small_problem(), [3, 2, 2]), travel=Travel(unit="gpu"))
+    plan = outcome_of(problem, slots=slots).result.solution
+    assert np.all(plan.placement.slots <= [3, 2, 2])
+    if slots == "even":
+        assert np.all(plan.placement.slots == 2)
+    with pytest.raises(InputError, match="redundant="):
+        outcome_of(problem, slots=slots, redundant=1)
+
+
+@pytest.mark.parametrize("wait", [0.5, pytest.param(6.0, marks=pytest.mark.everything)])
+@pytest.mark.clock
+def test_it_stops_within_two_seconds(wait):
+    problem = replace(big_problem(), travel=Travel(unit="gpu"))
+    reports, begin = [], time.perf_counter()
+    stop = lambda: time.perf_counter() - begin > wait  # noqa: E731
+    result = run(SYSTEMS["best"], problem, {}, stop, lambda *report: reports.append(report[0])).result
+    assert time.perf_counter() - begin < wait + 2
+    assert result.status is Status.CANCELLED and reports == sorted(reports)
+    assert simulate(result.solution, problem).total == result.objective
