@@ -2,7 +2,8 @@
 
 Its graph of a model gives attention, normalisation and embedding; the GEMMs of shared experts, dense layers and head are asked
 for by their sizes, because its own graphs count every layer as an MoE layer, and the one for wide expert parallelism leaves
-the head out. Its MoE operators are not used: those layers are simulated.
+the head out. Its MoE operators are not used: those layers are simulated. Where it cannot time a step, the datasheet does
+(`choose_operators`).
 """
 
 import contextlib
@@ -17,11 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from engine.catalogue.packaged import installed_folder, packaged_gpu_types
+from engine.cluster import Gpu
 from engine.costs.silicon import MACHINES, folder_of, installed_package
 from engine.errors import InputError
 from engine.model import MoEModel
+from engine.serving.roofline import RooflineOperators
 from engine.serving.sizes import TransformerSizes
-from engine.serving.step import Kind, Operator, ServingStep
+from engine.serving.step import Kind, Operator, OperatorSource, ServingStep
 
 BACKEND = "sglang"
 WIDE, NODE = {"context": "deepep_ht", "generation": "deepep_ll"}, 8
@@ -59,7 +62,14 @@ class AiconfiguratorOperators:
                 f"aiconfigurator's operators are not asked for layers of {self.sizes.mixers[0].name}; use the datasheet's"
             )
         engine = _compiled(self.config, self.model, self.sizes, self._system(), step.kv_dtype)
-        rows = engine.graph(step) + engine.gemms(self._sizes_of_gemms(), step)
+        model, sizes = self.model, self.sizes
+        shared = model.shared_width
+        gemms: list[tuple[str, Kind, int, int, bool]] = []
+        if shared:
+            gemms.append(("shared experts", "shared expert", shared, len(model.moe_layers), True))
+        if model.dense_layers:
+            gemms.append(("dense FFN", "dense FFN", sizes.dense_d_ff, len(model.dense_layers), True))
+        rows = engine.graph(step) + engine.gemms([*gemms, ("output head", "head", sizes.vocabulary, 1, False)], step)
         return tuple(row for row in rows if row.seconds > 0)
 
     def _system(self) -> str:
@@ -70,17 +80,6 @@ class AiconfiguratorOperators:
         raise InputError(
             f"aiconfigurator has no measurements of {self.gpu_type} (it has {known}); use the datasheet's operators"
         )
-
-    def _sizes_of_gemms(self) -> list[tuple[str, Kind, int, int, bool]]:
-        """The GEMMs that are timed by size, each with its name, kind, inner width, layers, and True if it is an FFN."""
-        model, sizes = self.model, self.sizes
-        shared = model.shared_width
-        gemms: list[tuple[str, Kind, int, int, bool]] = []
-        if shared:
-            gemms.append(("shared experts", "shared expert", shared, len(model.moe_layers), True))
-        if model.dense_layers:
-            gemms.append(("dense FFN", "dense FFN", sizes.dense_d_ff, len(model.dense_layers), True))
-        return [*gemms, ("output head", "head", sizes.vocabulary, 1, False)]
 
 
 @dataclass(frozen=True)
@@ -243,7 +242,31 @@ def _quietly(subject: str) -> Iterator[None]:
         # The folder of the package is private, and its reasons may be long.
         words = [word for word in str(error).split() if "/site-packages/" not in word]
         reason = " ".join(words)[:200].rstrip() or type(error).__name__
+        reason = f"its config lacks {reason}" if isinstance(error, KeyError) else reason
         raise InputError(f"{subject}: {reason}; use the datasheet's operators") from None
     finally:
         logger.removeHandler(nowhere)
         logger.propagate = further
+
+
+OPERATORS = ("aiconfigurator", "datasheet")
+
+
+def choose_operators(
+    config: Path, model: MoEModel, sizes: TransformerSizes, gpu: Gpu, step: ServingStep, wanted: str | None = None
+) -> tuple[OperatorSource, list[str]]:
+    """The wanted source, one of OPERATORS, or without a wish the first that can time the step; and why it is not the first.
+
+    config: the model's `config.json`. Raises InputError when the wanted source cannot time the step.
+    """
+    roofline = RooflineOperators(model, sizes, gpu)
+    if wanted == "datasheet":
+        return roofline, []
+    measured = AiconfiguratorOperators(config, model, sizes, gpu.type)
+    try:
+        measured.operators(step.half() if step.overlap == "two-batch" else step)
+    except InputError as error:
+        if wanted:
+            raise
+        return roofline, [f"operators by the datasheet: {error}"]
+    return measured, []

@@ -124,10 +124,7 @@ class ServingFigures:
 
 
 def memory_of(held: np.ndarray, cluster: Cluster, model: MoEModel, sizes: TransformerSizes, step: ServingStep) -> Memory:
-    """The memory of the GPU with the least left.
-
-    held: float64[gpu] bytes of routed experts
-    """
+    """The memory of the GPU with the least left. held: float64[gpu] bytes of routed experts"""
     others = sizes.bytes_inside(model) + sizes.weights(model)[1] * HALF_BYTES
     layers = model.layers if model.attention_layers is None else model.attention_layers
     kv = step.sequences * sizes.kept_numbers(step.longest, layers) * BYTES_PER_KV[step.kv_dtype]

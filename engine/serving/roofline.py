@@ -63,28 +63,43 @@ class RooflineOperators:
         layers = model.layers if model.attention_layers is None else model.attention_layers
         if not layers:
             return []
+        windows, windowed = sizes.in_windows, sizes.windowed_layers
+        others, indexed = layers - windowed, sizes.indexed_layers(layers)
+        kinds: dict[tuple, tuple[str, int]] = {}
+        for label, count, projections in (
+            ("", indexed, sizes.projections(model.d_model)),
+            (" without an index", others - indexed, sizes.projections(model.d_model, index=False)),
+            (" in windows", windowed, windows.projections(model.d_model)),
+        ):
+            if count:
+                label, before = kinds.get(projections, (label, 0))
+                kinds[projections] = (label, before + count)
         rows = []
-        for name, width, depth in sizes.projections(model.d_model):
-            if absorbed and name == "key-value up-projection":
-                # The same numbers, one small GEMM a head before attention and one after it.
-                flops, weights = 2.0 * tokens * width * depth, width * depth * model.bytes_per_number
-                rows.append(("absorbed up-projections", self._roofline(flops, weights, model.dtype), layers))
-            else:
-                rows.append((name, self._gemm(tokens, width, depth, model.dtype), layers))
-        keys = min(step.keys, sizes.sparse_keys or step.keys)
-        core = [("attention", self._core(step, keys, absorbed), layers - sizes.windowed_layers)]
-        if sizes.windowed_layers:
-            keys = step.keys_within(sizes.window)
-            core.append(("attention in windows", self._core(step, keys, absorbed), sizes.windowed_layers))
+        for projections, (label, count) in kinds.items():
+            for name, width, depth in projections:
+                if absorbed and name == "key-value up-projection":
+                    # The same numbers, one small GEMM a head before attention and one after it.
+                    flops, weights = 2.0 * tokens * width * depth, width * depth * model.bytes_per_number
+                    rows.append(("absorbed up-projections" + label, self._roofline(flops, weights, model.dtype), count))
+                else:
+                    rows.append((name + label, self._gemm(tokens, width, depth, model.dtype), count))
+        core = []
         if sizes.sparse_keys:
             flops = 2.0 * tokens * step.keys * sizes.index_heads * sizes.index_size
             read = tokens * (step.keys if step.phase == "decode" else 1) * sizes.index_size * BYTES_PER_KV[step.kv_dtype]
-            core.insert(0, ("index", self._roofline(flops, read, model.dtype), sizes.index_layers or layers))
-        return [*rows[:-1], *core, rows[-1]]
+            core.append(("index", self._roofline(flops, read, model.dtype), indexed))
+        full = 0 if sizes.sparse_keys and sizes.sparse_layers is None else others - (sizes.sparse_layers or 0)
+        core.append(("attention", self._core(sizes, step, step.keys, absorbed), full))
+        keys = min(step.keys, sizes.sparse_keys)
+        core.append((f"{'sparse ' * bool(full)}attention", self._core(sizes, step, keys, absorbed), others - full))
+        inside = self._core(windows, step, step.keys_within(sizes.window), absorbed)
+        core.append(("attention in windows", inside, windowed))
+        out = [row for row in rows if row[0].startswith("output")]
+        return [*(row for row in rows if row not in out), *core, *out]
 
-    def _core(self, step: ServingStep, keys: float, absorbed: bool) -> float:
+    def _core(self, sizes: TransformerSizes, step: ServingStep, keys: float, absorbed: bool) -> float:
         """Seconds of attention itself in one layer, where a token looks back on `keys` others in the mean."""
-        sizes, tokens = self.sizes, step.tokens
+        tokens = step.tokens
         keys_and_values = 2 * sizes.kv_rank if absorbed else sizes.head_size + sizes.value_size
         flops = 2.0 * tokens * keys * sizes.heads * (keys_and_values + sizes.rope_size)
         if step.phase == "decode":

@@ -42,9 +42,9 @@ class TransformerSizes(Frozen):
     Attention is either of query and key-value heads of one size (multi-head, grouped or multi-query), or latent (MLA,
     DeepSeek-V2 §2.1), which keeps `kv_rank + rope_size` numbers of a token for all heads together. For MLA `head_size` is that
     of queries and keys without the rotary part, `value_size` that of values. Sparse latent attention (DSA, DeepSeek-V3.2 §2.1)
-    scores all tokens with small index heads first, and attends to the best `sparse_keys` of them. Layers with a sliding window
-    have the same heads as the others, but may have other numbers of key-value heads. Hybrid models have `mixers` in the layers
-    that `MoEModel.attention_layers` does not count.
+    scores all tokens with small index heads first, and attends to the best `sparse_keys` of them; so may grouped attention
+    (MiniMax-M3). Layers with a sliding window may have heads of their own (`in_windows`). Hybrid models have `mixers` in the
+    layers that `MoEModel.attention_layers` does not count.
     """
 
     heads: int = Field(ge=1, le=4096)
@@ -59,7 +59,16 @@ class TransformerSizes(Frozen):
     index_size: int = Field(default=0, ge=0, le=65536, description="DSA: size of such a head; all share their keys")
     window: int = Field(default=0, ge=0, le=10_000_000, description="tokens that a token sees in layers with a sliding window")
     windowed_layers: int = Field(default=0, ge=0, le=1000, description="layers with a sliding window")
+    window_heads: int = Field(default=0, ge=0, le=4096, description="heads of those layers; 0: as the others")
     window_kv_heads: int = Field(default=0, ge=0, le=4096, description="key-value heads of those layers; 0: as the others")
+    window_head_size: int = Field(default=0, ge=0, le=65536, description="size of those heads; 0: as the others")
+    window_value_size: int = Field(default=0, ge=0, le=65536, description="size of those heads' values; 0: as the others")
+    values_from_keys: bool = Field(
+        default=False, description="layers without a window make values of the keys' projection, without a matrix for them"
+    )
+    sparse_layers: int | None = Field(
+        default=None, ge=1, le=1000, description="layers with sparse attention; absent: all without a window"
+    )
     index_layers: int | None = Field(
         default=None, ge=1, le=1000, description="DSA: layers with an index of their own; absent: all"
     )
@@ -80,14 +89,16 @@ class TransformerSizes(Frozen):
     def _consistent(self) -> "TransformerSizes":
         if self.heads % self.kv_heads:
             raise ValueError(f"{self.heads} heads cannot share {self.kv_heads} key-value heads evenly")
+        if (self.window_heads or self.heads) % (self.window_kv_heads or self.kv_heads):
+            raise ValueError("the heads of layers with a sliding window cannot share their key-value heads evenly")
         if not self.kv_rank and (self.q_rank or self.rope_size):
             raise ValueError("q_rank and rope_size belong to latent attention (MLA), which needs kv_rank too")
         if bool(self.window) != bool(self.windowed_layers):
             raise ValueError("layers with a sliding window need both window and windowed_layers")
         sparse = (self.sparse_keys, self.index_heads, self.index_size)
-        if any(sparse) and not (all(sparse) and self.q_rank):
+        if any(sparse) and not (all(sparse) and (self.q_rank or not self.latent)):
             raise ValueError(
-                "sparse attention (DSA) needs sparse_keys, index_heads and index_size, and latent queries (q_rank)"
+                "sparse attention (DSA) needs sparse_keys, index_heads and index_size, and with MLA latent queries (q_rank)"
             )
         return self
 
@@ -99,29 +110,40 @@ class TransformerSizes(Frozen):
     @property
     def kv_numbers(self) -> int:
         """Numbers that the KV cache keeps of a token in one layer."""
-        latent = self.kv_rank + self.rope_size + self.index_size
-        return latent if self.latent else self.kv_heads * (self.head_size + self.value_size)
+        kept = self.kv_rank + self.rope_size if self.latent else self.kv_heads * (self.head_size + self.value_size)
+        return kept + self.index_size
+
+    @property
+    def in_windows(self) -> "TransformerSizes":
+        """The sizes as layers with a sliding window have them."""
+        heads, value_size = self.window_heads or self.heads, self.window_value_size or self.value_size
+        gate = heads if self.gate == self.heads else heads * value_size if self.gate else 0
+        own = {"heads": heads, "kv_heads": self.window_kv_heads or self.kv_heads, "value_size": value_size, "gate": gate}
+        own |= {"head_size": self.window_head_size or self.head_size, "values_from_keys": False}
+        return self.model_copy(update=own | {"sparse_keys": 0, "index_heads": 0, "index_size": 0})
+
+    def indexed_layers(self, layers: int) -> int:
+        """Layers with an index, in a model with so many layers of attention."""
+        counted = self.sparse_layers if self.index_layers is None else self.index_layers
+        return layers - self.windowed_layers if counted is None else counted
 
     def kept_numbers(self, tokens: int, layers: int) -> int:
         """Numbers that the KV cache keeps of a sequence of so many tokens in a model with so many layers of attention."""
-        per_head, inside = self.head_size + self.value_size, min(tokens, self.window)
-        windowed = (self.window_kv_heads * per_head) or self.kv_numbers
-        numbers = (layers - self.windowed_layers) * tokens * self.kv_numbers + self.windowed_layers * inside * windowed
-        without_index = 0 if self.index_layers is None else layers - self.index_layers
-        return numbers - without_index * tokens * self.index_size
+        others = layers - self.windowed_layers
+        numbers = others * self.kv_numbers - (others - self.indexed_layers(layers)) * self.index_size
+        return tokens * numbers + self.windowed_layers * min(tokens, self.window) * self.in_windows.kv_numbers
 
-    def projections(self, d_model: int, index: bool = True, kv_heads: int = 0) -> tuple[tuple[str, int, int], ...]:
+    def projections(self, d_model: int, index: bool = True) -> tuple[tuple[str, int, int], ...]:
         """Name, output and input width of the matrices that attention multiplies tokens with, in order. Of MLA those of
         prefill; decode takes the same numbers of the up-projection of keys and values apart (absorption).
 
-        index: False for a layer of sparse attention that takes another layer's index
-        kv_heads: of the layer; 0: the usual ones
+        index: False for a layer that takes another layer's index, or has none
         """
         query = self.heads * (self.head_size + self.rope_size)
         out = ("output projection", d_model, self.heads * self.value_size)
         if not self.latent:
-            keys = (kv_heads or self.kv_heads) * (self.head_size + self.value_size)
-            width = self.heads * self.head_size + keys + self.gate
+            keys = self.kv_heads * (self.head_size + (0 if self.values_from_keys else self.value_size))
+            width = self.heads * self.head_size + keys + self.gate + (self.index_heads + 1) * self.index_size * index
             return (("query, key and value projection", width, d_model), out)
         # The index heads' keys and weights come with the down-projection, their queries with those of attention.
         width = self.q_rank + self.kv_rank + self.rope_size + self.gate
@@ -134,9 +156,9 @@ class TransformerSizes(Frozen):
             out,
         )
 
-    def attention_weights(self, d_model: int, index: bool = True, kv_heads: int = 0) -> int:
+    def attention_weights(self, d_model: int, index: bool = True) -> int:
         """Numbers of one layer's attention matrices."""
-        return sum(width * depth for _, width, depth in self.projections(d_model, index, kv_heads))
+        return sum(width * depth for _, width, depth in self.projections(d_model, index))
 
     def weights(self, model: MoEModel) -> tuple[int, int]:
         """Numbers of everything but the routed experts: of the matrices inside the layers, which are in the model's number
@@ -157,13 +179,9 @@ class TransformerSizes(Frozen):
         """Numbers of the matrices inside the layers, by part."""
         d_model, moe = model.d_model, len(model.moe_layers)
         layers = model.layers if model.attention_layers is None else model.attention_layers
-        attention = layers * self.attention_weights(d_model)
-        if self.window_kv_heads:
-            windowed = self.attention_weights(d_model, kv_heads=self.window_kv_heads)
-            attention += self.windowed_layers * (windowed - self.attention_weights(d_model))
-        if self.index_layers is not None:
-            indexed = self.attention_weights(d_model) - self.attention_weights(d_model, index=False)
-            attention -= (layers - self.index_layers) * indexed
+        indexed, windowed = self.indexed_layers(layers), self.windowed_layers
+        attention = indexed * self.attention_weights(d_model) + windowed * self.in_windows.attention_weights(d_model)
+        attention += (layers - windowed - indexed) * self.attention_weights(d_model, index=False)
         shared = model.ffn_matrices * d_model * model.shared_width + (d_model if self.shared_gate else 0)
         latent = 2 * d_model * model.expert_width if model.expert_width else 0
         dense = len(model.dense_layers) if self.dense_ffns is None else self.dense_ffns

@@ -149,6 +149,10 @@ DELTA |= {"linear_conv_kernel_dim": 4, "full_attention_interval": 4, "mamba_ssm_
             *(4, "Mamba-2", 4096 * (16768 + 8192) + 4 * 8448, 2 * (8192 * 128 + 3 * 8448)),
         ),
         (
+            {"model_type": "nemotron_h", "layer_types": (["mamba"] * 7 + ["attention"]) * 4},  # sizes of transformers
+            *(4, "Mamba-2", 4096 * (18560 + 8192) + 4 * 10240, 4 * 8192 * 128 + 2 * 3 * 10240),
+        ),
+        (
             DELTA | {"model_type": "qwen3_next"},
             *(8, "gated DeltaNet", 4096 * (12288 + 64 + 4096) + 4 * 8192, 4 * 4096 * 128 + 2 * 3 * 8192),
         ),
@@ -185,7 +189,50 @@ def test_sliding_windows_are_read_where_layers_have_them(read):
     assert sizes.kept_numbers(1000, 32) == 16 * (1000 + 128) * sizes.kv_numbers
     pattern = read(GROUPED | {"sliding_window": 128, "hybrid_layer_pattern": [0] + [1] * 31})
     assert pattern.windowed_layers == 31
-    assert read(GROUPED | {"sliding_window": 4096}).windowed_layers == 0  # a setting that no layer has
+    assert read(GROUPED | {"sliding_window": 4096}).windowed_layers == 32  # Mixtral has it everywhere
+    assert read(GROUPED | {"sliding_window": 4096, "use_sliding_window": False}).windowed_layers == 0
+
+
+PATTERN = {"sliding_window": 100, "layer_types": ["full_attention", "sliding_attention"] * 16}
+GEMMA = PATTERN | {"head_dim": 64, "global_head_dim": 128, "num_global_key_value_heads": 2, "attention_k_eq_v": True}
+STEP = {"attention_type": "sliding_attention", "num_attention_heads": 48, "num_attention_groups": 4, "head_dim": 64}
+INDEX = {"sparse_num_index_heads": 4, "sparse_index_dim": 128, "sparse_topk_blocks": 16, "sparse_block_size": 128}
+SPARSE = {"sparse_attention_config": INDEX | {"sparse_attention_freq": [0, 0] + [1] * 30}}
+TRANSFORMERS = {"index_n_heads": 4, "index_head_dim": 128, "index_topk_blocks": 16, "index_block_size": 128}
+
+
+@pytest.mark.parametrize(
+    ("config", "weights", "kept"),
+    [
+        # Queries, keys and output of the layers without a window; then those with one, with values. Kept: of 1000 tokens.
+        (GEMMA, 16 * (32 * 128 * 2 + 2 * 128) + 16 * (32 * 64 * 2 + 2 * 8 * 64), 16 * (1000 * 512 + 100 * 1024)),
+        (
+            GEMMA | {"attention_k_eq_v": False},
+            *(16 * (32 * 128 * 2 + 16 * 128) + 16 * (32 * 64 * 2 + 16 * 64), 16 * (1000 * 2048 + 100 * 1024)),
+        ),
+        (
+            PATTERN | {"attention_other_setting": STEP, "use_head_wise_attn_gate": True},
+            *(16 * (32 * 128 * 2 + 16 * 128 + 32) + 16 * (48 * 64 * 2 + 8 * 64 + 48), 16 * (1000 * 2048 + 100 * 512)),
+        ),
+        (
+            PATTERN | {"per_layer_config": {f"{layer:02}": {"num_attention_heads": 64} for layer in range(1, 32, 2)}},
+            *(16 * (32 * 128 * 2 + 16 * 128) + 16 * (64 * 128 * 2 + 16 * 128), 16 * 1100 * 2048),
+        ),
+        (SPARSE, 32 * (32 * 128 * 2 + 16 * 128) + 30 * 5 * 128, 1000 * (32 * 2048 + 30 * 128)),
+        (
+            TRANSFORMERS | {"layer_types": ["full_attention"] * 2 + ["minimax_m3_sparse"] * 30},
+            *(32 * (32 * 128 * 2 + 16 * 128) + 30 * 5 * 128, 1000 * (32 * 2048 + 30 * 128)),
+        ),
+    ],
+)
+def test_layers_with_heads_or_an_index_of_their_own_count_as_they_are(read, tmp_path, config, weights, kept):
+    sizes = read(GROUPED | config)
+    model = read_model(tmp_path / "config.json")
+    assert sizes.weights(model)[0] == 4096 * weights
+    assert sizes.kept_numbers(1000, 32) == kept
+    operators = timed(model, sizes, DECODE)
+    core = [operator.layers for name, operator in operators.items() if "attention" in name]
+    assert sum(core) == 32 and operators.get("index", operators["embedding"]).layers == (30 if sizes.sparse_keys else 1)
 
 
 @pytest.mark.parametrize(
@@ -193,6 +240,16 @@ def test_sliding_windows_are_read_where_layers_have_them(read):
     [
         (LATENT | {"index_topk": 2048}, "sparse attention (DSA) needs sparse_keys, index_heads and index_size"),
         (GROUPED | {"ssm_state_size": 128}, "ssm_state_size: belongs to layers that no key lists (mamba)"),
+        (GROUPED | {"attn_layer_period": 8}, "Mamba's state size is missing; none of ssm_state_size, mamba_d_state is there"),
+        (GROUPED | {"per_layer_config": [{}]}, "per_layer_config: must be an object of objects"),
+        (GROUPED | {"num_hidden_layers": 10**9}, "1000000000 layers are too many"),
+        (GROUPED | MAMBA | {"attn_layer_period": 8, "mamba_d_state": 10**9}, "config.json: further: Input should be less"),
+        (GROUPED | {"index_topk": 2048}, "index_topk: is of sparse attention without latent queries"),
+        (LATENT | PATTERN | {"num_hidden_layers": 32, "swa_num_attention_heads": 64}, "latent attention with other sizes"),
+        (
+            GROUPED | PATTERN | {"per_layer_config": {"1": {"head_dim": 64}}},
+            "per_layer_config: differs among layers of one kind",
+        ),
         ({**GROUPED, "vocab_size": None}, "config.json: vocabulary is missing; none of vocab_size is there"),
         (GROUPED | {"num_key_value_heads": 5}, "32 heads cannot share 5 key-value heads evenly"),
         ({"model_type": "llama", "hidden_size": 64}, "is not an MoE model"),

@@ -2,14 +2,17 @@
 Here the MoE model of a config: layers, experts, widths and number formats."""
 
 import contextlib
+import re
 from pathlib import Path
 
 from engine.cluster import BITS_PER_DTYPE
 from engine.errors import InputError
 from engine.formats.format import Format
-from engine.formats.huggingface.attention import sizes_of, sizes_of_config
+from engine.formats.huggingface.attention import kv_numbers_of, sizes_of_config
 from engine.formats.huggingface.config import (
+    CHOSEN_GROUPS,
     EXPERT_WIDTHS,
+    GROUPS,
     NAMES,
     SHARED_COUNTS,
     SHARED_WIDTHS,
@@ -22,10 +25,8 @@ from engine.formats.huggingface.config import (
     mixers_of,
 )
 from engine.formats.huggingface.number_formats import number_formats
-from engine.formats.source import fault, quoted
+from engine.formats.source import quoted
 from engine.model import MoEModel
-
-__all__ = ["FORMATS", "TELLING_KEYS", "model_of_config", "sizes_of_config"]
 
 PLAIN_ACTIVATIONS = ("relu2", "relu")
 """`mlp_hidden_act` of FFNs of two matrices (Nemotron-H)."""
@@ -47,31 +48,31 @@ def model_of_config(data: dict, path: Path) -> MoEModel:
     if (reason := NOT_PLANNED.get(config.model_type)) is not None:
         raise config.fault(f"{quoted(config.model_type)} cannot be planned: {reason}", ("model_type",))
     for name in config.unknown_sizes():
-        if "expert" in name or "moe" in name:
+        if re.search("expert|moe|dense|^block_configs$", name):
             raise config.fault(
                 "looks like a size of the experts that Switchyard does not know; remove it to go without", (name,)
             )
+    if re.search("expert|moe|intermediate", str(config.get("per_layer_config"))):
+        raise config.fault("gives layers experts of their own, which Switchyard cannot plan", ("per_layer_config",))
     blocks = blocks_of(config)
     sizes = {} if blocks is None else {"layers": len(blocks)}
     for field in (field for field in NAMES if field not in sizes):
         sizes[field] = config.needed(field, NAMES[field])
-    # Beyond this MoEModel refuses anyway; checked here because one entry per layer is made next.
     layers = sizes["layers"]
-    if layers > 1000:
-        raise fault(path, f"{layers} layers are too many (at most 1000)")
     with_experts = layers_with_experts(config, layers, blocks)
-    formats = number_formats(config, layers, with_experts)
+    plain = config.get("mlp_hidden_act") in PLAIN_ACTIVATIONS or config.get("gated_linear_unit") is False
+    matrices = 2 if plain else 3
+    formats = number_formats(config, layers, with_experts, matrices=matrices)
     bits = formats.bits["experts"]
-    matrices = 2 if config.get("mlp_hidden_act") in PLAIN_ACTIVATIONS else 3
     width = config.number("expert_width", EXPERT_WIDTHS)
     width = None if width == sizes["d_model"] else width
     shared, shared_d_ff = _shared_experts(config, sizes["d_ff"])
     biases = (matrices - 1) * sizes["d_ff"] + (width or sizes["d_model"]) if config.model_type in BIASED else None
     kv_numbers = attention_layers = None  # which are not known of attention of other kinds
     with contextlib.suppress(InputError):
-        attention_layers = sum(mixer in ("full", "sliding") for mixer in mixers_of(config, layers, blocks))
-    with contextlib.suppress(InputError):
-        kv_numbers = sizes_of(config, formats).kv_numbers
+        mixers = mixers_of(config, layers, blocks)
+        attention_layers = sum(mixer in ("full", "sliding") for mixer in mixers)
+        kv_numbers = kv_numbers_of(config, mixers, sizes["d_model"])
     return MoEModel.from_dict(
         {
             "name": _name(config),
@@ -95,9 +96,14 @@ def model_of_config(data: dict, path: Path) -> MoEModel:
 
 def _shared_experts(config: Config, d_ff: int) -> tuple[int, int | None]:
     """Shared experts and the inner width of one, None where it is that of a routed one. A width that a config gives is that of
-    all of them together; one that is a multiple of the routed width counts as so many experts."""
+    all of them together; one that is a multiple of the routed width counts as so many experts. So does a dense FFN beside the
+    experts (Grok-2, Gemma 4, and Arctic, whose is as wide as the model)."""
     count = config.number("shared_experts", SHARED_COUNTS, least=0)
-    if width := config.number("shared expert width", SHARED_WIDTHS, least=0):
+    beside = (
+        NAMES["d_model"] if config.model_type == "arctic" and config.get("use_residual") is True else ("intermediate_size",)
+    )
+    dense = beside[0] != "intermediate_size" or config.get("residual_moe", "enable_moe_block") is True
+    if width := config.number("shared expert width", beside if dense else SHARED_WIDTHS, least=0):
         if width % d_ff == 0:
             return width // d_ff, None
         return (count, width // count) if count and width % count == 0 else (1, width)
@@ -110,8 +116,8 @@ def _shared_experts(config: Config, d_ff: int) -> tuple[int, int | None]:
 
 def _groups(config: Config, experts: int) -> int | None:
     """Groups of group-limited routing, where a token chooses fewer than all."""
-    groups = config.number("groups", ("n_group", "num_expert_group"), least=0) or 0
-    chosen = config.number("chosen groups", ("topk_group",), least=0) or groups
+    groups = config.number("groups", GROUPS, least=0) or 0
+    chosen = config.number("chosen groups", CHOSEN_GROUPS, least=0) or groups
     return groups if groups > 1 and chosen < groups and experts % groups == 0 else None
 
 
