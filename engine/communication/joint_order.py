@@ -61,13 +61,9 @@ def _fill(src: np.ndarray, dst: np.ndarray, wanted: np.ndarray, room: np.ndarray
     ends = csr_matrix((np.ones(2 * pairs), (np.r_[src, dst + gpus], np.r_[column, column])), (2 * gpus, pairs))
     longest = -np.ones((2 * gpus, 1))
     limits = vstack([hstack([ends, csr_matrix((2 * gpus, 1))]), hstack([-ends, csr_matrix(longest)])])
-    answer = linprog(
-        np.r_[np.full(pairs, -PREFER_MORE), 1.0],
-        A_ub=limits.tocsr(),
-        b_ub=np.r_[room, -(ends @ wanted)],
-        bounds=[*((0.0, most) for most in wanted), (0.0, None)],
-        method="highs",
-    )
+    b_ub = np.r_[room, -(ends @ wanted)]
+    bounds = [*((0.0, most) for most in wanted), (0.0, None)]
+    answer = linprog(np.r_[np.full(pairs, -PREFER_MORE), 1.0], A_ub=limits.tocsr(), b_ub=b_ub, bounds=bounds, method="highs")
     return np.maximum(answer.x[:-1], 0.0)
 
 

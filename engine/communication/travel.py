@@ -144,15 +144,7 @@ def touched_by_chance(load: np.ndarray, k: int, share: np.ndarray) -> np.ndarray
     share: float64[…, expert, place], how likely a token that chose the expert is served there
     """
     shape = np.broadcast_shapes(load.shape[:-1], share.shape[:-2])
-    weight = _weights(_inclusion(load, k), k)
-    whole = _symmetric(weight, k)[..., k]
-    elsewhere = np.broadcast_to(weight[..., None], (*shape, *share.shape[-2:])) * (1 - share)
-    missed = _symmetric(np.moveaxis(elsewhere, -1, -2), k)[..., k] / np.where(whole > 0, whole, 1.0)[..., None]
-    return np.where((whole > 0)[..., None], np.clip(1 - missed, 0.0, 1.0), 0.0)
-
-
-def _inclusion(load: np.ndarray, k: int) -> np.ndarray:
-    """float64[…, expert]: the probability that a token has the expert; k in all, none above `LIKELIEST`."""
+    # float64[…, expert]: the probability that a token has the expert; k in all, none above `LIKELIEST`
     total = load.sum(axis=-1, keepdims=True)
     likely = k * load / np.where(total > 0, total, 1.0)
     for _ in range(k):  # an expert that would be chosen twice leaves the rest to the others
@@ -163,7 +155,11 @@ def _inclusion(load: np.ndarray, k: int) -> np.ndarray:
         left = rest.sum(axis=-1, keepdims=True)
         room = k - over.sum(axis=-1, keepdims=True) * LIKELIEST
         likely = np.where(over, LIKELIEST, rest * np.maximum(room, 0.0) / np.where(left > 0, left, 1.0))
-    return np.minimum(likely, LIKELIEST)
+    weight = _weights(np.minimum(likely, LIKELIEST), k)
+    whole = _symmetric(weight, k)[..., k]
+    elsewhere = np.broadcast_to(weight[..., None], (*shape, *share.shape[-2:])) * (1 - share)
+    missed = _symmetric(np.moveaxis(elsewhere, -1, -2), k)[..., k] / np.where(whole > 0, whole, 1.0)[..., None]
+    return np.where((whole > 0)[..., None], np.clip(1 - missed, 0.0, 1.0), 0.0)
 
 
 def _weights(inclusion: np.ndarray, k: int) -> np.ndarray:

@@ -110,10 +110,9 @@ def _of_others(values: Floats, axis: int) -> Floats:
 def assign(instance: AssignmentInstance, stop: Stop = never) -> Result[Ints]:
     """One expert to each GPU so that max F + 2 max N is least, proven; `solution` is gpu_of_expert int64[expert].
 
-    A box is a range of thresholds on F times a range of thresholds on N that may still hold a better answer. The box
-    with the lowest corner is split at its middle F threshold, where the least possible N is found by bisection over
-    matchings; the parts that this point dominates or proves infeasible leave the search. Boxes are few, for the least N
-    falls as F rises.
+    A box is a range of thresholds on F times a range of thresholds on N that may still hold a better answer. The box with the
+    lowest corner is split at its middle F threshold, where the least possible N is found by bisection over matchings; the parts
+    that this point dominates or proves infeasible leave the search. Boxes are few, for the least N falls as F rises.
 
     Raises InputError unless there are as many experts as GPUs. When `stop` answers True the status is CANCELLED and the
     answer legal, with the bound proven so far.

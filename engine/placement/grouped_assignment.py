@@ -45,10 +45,9 @@ def search(
 ) -> Ints:
     """gpu_of_expert int64[expert] with a low max F + 2 max N, within the slots int64[gpu].
 
-    A step takes the best exchange of an item on the GPU with the largest F or N for any other item, where an item is an
-    expert or a free place; where none helps the state is accepted or taken back, and kicked by a few random exchanges.
-    Ends after the steps that fit `seconds`, at the `deadline` of time.perf_counter, at an objective of `target`, or
-    when `stop` answers True.
+    A step takes the best exchange of an item on the GPU with the largest F or N for any other item, where an item is an expert
+    or a free place; where none helps the state is accepted or taken back, and kicked by a few random exchanges. Ends after the
+    steps that fit `seconds`, at the `deadline` of time.perf_counter, at an objective of `target`, or when `stop` answers True.
     """
     state = GroupLoads(instance, slots)
     worst_pairs = 2 * int(np.ceil(instance.experts / instance.gpus)) * len(state.place)

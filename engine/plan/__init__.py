@@ -4,20 +4,3 @@ from engine.plan.placement import Placement
 from engine.plan.plan import Claim, Execution, Plan, Reaction
 from engine.plan.send_order import OrderMode, Schedule, SendOrder, Travel, TravelUnit
 from engine.plan.training import Overlap, PartitionRange, Pipeline, Priority
-
-__all__ = [
-    "Claim",
-    "Execution",
-    "OrderMode",
-    "Overlap",
-    "PartitionRange",
-    "Pipeline",
-    "Placement",
-    "Plan",
-    "Priority",
-    "Reaction",
-    "Schedule",
-    "SendOrder",
-    "Travel",
-    "TravelUnit",
-]

@@ -132,7 +132,8 @@ class Travel(Frozen):
     combine: number format of the rows back; absent: the model's
     replicas: the copy of an expert that serves a token. Absent: its copies in turn. "fewest": for each token the copies that
         touch fewest GPUs (with unit "node": nodes) in addition to its own, and of equal ones the GPU with the fewest choices so
-        far
+        far. "nearest-static", "nearest-dynamic", "lp", "fixed": by the rank that sends, see `engine.placement.dispatch_rules`
+    ranks_per_node: ranks of a node, so many in a row, for the rules that look for near copies; absent: all are in one
     """
 
     unit: TravelUnit = "copies"
@@ -148,8 +149,9 @@ class Travel(Frozen):
         return self
 
     def on_nodes(self, sizes: list[int]) -> "Travel":
-        """With the ranks of a node where a rule looks at nodes and none are stated: those of the nodes if all have as many."""
-        looks = self.replicas in ("nearest-static", "nearest-dynamic") and self.ranks_per_node is None
+        """With the ranks of a node where a rule looks at nodes and none are stated: those of the nodes if all have as many, as
+        SGLang needs it."""
+        looks = self.replicas in ("nearest-static", "nearest-dynamic", "lp") and self.ranks_per_node is None
         return self.model_copy(update={"ranks_per_node": sizes[0]}) if looks and len(sizes) > 1 == len(set(sizes)) else self
 
     def row_bytes(self, model: MoEModel) -> tuple[float, float]:
@@ -168,14 +170,14 @@ class Travel(Frozen):
     @property
     def replicas_in_words(self) -> str:
         """The copy that serves a token."""
-        near = "its own or its node's first copy, else "
+        near = "each rank's tokens to its own copy, else " + ("to its node's first, else " if self.ranks_per_node else "")
         return {
             None: "copies in turn",
             "fewest": f"each token to the copies that touch fewest {self.unit.replace('gpu', 'GPU')}s",
-            "nearest-static": f"every rank to {near}one that it drew (SGLang with DeepEP)",
-            "nearest-dynamic": f"every rank to {near}all in turn (SGLang, dynamic)",
-            "fixed": "every rank to one fixed copy (vLLM-Ascend)",
-            "lp": "copies by a linear programme (SGLang, lp)",
+            "nearest-static": f"{near}to one that it drew (SGLang with DeepEP)",
+            "nearest-dynamic": f"{near}to all in turn (SGLang, dynamic)",
+            "fixed": "each rank's tokens to one fixed copy (vLLM-Ascend)",
+            "lp": f"{near}to all by a linear programme (SGLang, lp)",
         }[self.replicas]
 
 

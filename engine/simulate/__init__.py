@@ -59,6 +59,3 @@ def bound_of_plan(
     if plan.goal is Goal.TWO_MODELS:
         return bound_of_colocated(loads, first, last)
     return bound_of_inference(plan, loads, first, last, straight)
-
-
-__all__ = ["bound_of_plan", "loads_of", "simulate", "simulate_layers"]

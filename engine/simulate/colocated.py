@@ -57,19 +57,15 @@ def sends_of_colocated(plan: Plan, loads: tuple[Load, ...], before: Timeline, fi
     """
     works, network = [load.work for load in loads], loads[0].problem.network
     orders = plan.send_order, plan.send_order_b
-    stretch = range(first, last + 1), _lanes_after(before)
-    return colocated_timeline(*_compute_and_traffic(*works), *orders, network, EventLog(), *stretch)
-
-
-def _lanes_after(before: Timeline) -> NDArray[np.float64]:
-    """float64[gpu]: seconds at which every GPU is free after whole layers: the end of its own last computation, but not before
-    the inputs of the aggregations of a and b, which end a layer also on a GPU that has nothing to aggregate."""
+    # float64[gpu]: seconds at which every GPU is free after whole layers: the end of its own last computation, but not before
+    # the inputs of the aggregations of a and b, which end a layer also on a GPU that has nothing to aggregate
     events = before.events
     feeds = events["kind"] != "aggregate"
     lane = np.full(len(before.resources), events.loc[feeds, "end"].max() if feeds.any() else 0.0)
     own = events[events["stream"] == "compute"]
     np.maximum.at(lane, own["resource"].to_numpy(), own["end"].to_numpy())
-    return lane
+    stretch = range(first, last + 1), lane
+    return colocated_timeline(*_compute_and_traffic(*works), *orders, network, EventLog(), *stretch)
 
 
 def bound_of_colocated(loads: tuple[Load, ...], first: int, last: int) -> float:

@@ -26,12 +26,13 @@ def compile_ahead() -> None:
 if __name__ == "__main__":
     # Not needed by who compiles the simulation alone.
     from engine.formats import scan_lists
-    from engine.placement import group_loads
+    from engine.placement import best, group_loads
     from engine.placement.coactivation import kernel as coactivation
     from engine.placement.replication import by_rank
 
     compile_ahead()
     group_loads.compile_ahead()
+    best.compile_ahead()
     coactivation.compile_ahead()
     by_rank.compile_ahead()
     scan_lists.compile_ahead()

@@ -124,10 +124,7 @@ class EventLog:
         return start + flows.seconds
 
     def timeline(self, problem: Problem, travel: Travel | None) -> Timeline:
-        """All events as the predicted timeline of a plan for this problem.
-
-        travel: the plan's
-        """
+        """All events as the predicted timeline of a plan for this problem. travel: the plan's"""
         source = problem.source_of_times(travel)
         timeline = Timeline(self.frame(), problem.cluster.gpu_names, "simulated", source, bundled=self.bundled)
         if self.exact:

@@ -71,10 +71,7 @@ def exchanges(
 
 
 def simulate_inference(plan: Plan, loads: tuple[Load, ...], stop: Stop = never, advance: Advance = unwatched) -> Timeline:
-    """The predicted timeline of a plan for one model.
-
-    loads: see `loads_of`
-    """
+    """The predicted timeline of a plan for one model. loads: see `loads_of`"""
     work, problem = loads[0].work, loads[0].problem
     log = EventLog(problem.network, too_many(work.dispatch, work.combine))
     log_model(log, work, plan.send_order, problem.network, range(len(work.dispatch)), stop=stop, advance=advance)

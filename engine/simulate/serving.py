@@ -129,7 +129,13 @@ def serve(
     log = EventLog(problem.network, too_many(*(work.dispatch, work.combine) * batches))
     if batches == 2:
         operators, work = _with_fewer_processors(operators, work)
-        inside = _seconds_a_layer(operators, problem)
+        # Mean seconds of the operators inside one MoE layer; embedding, head and dense layers have no dispatch to hide
+        layers, moe_layers = problem.model.layers, len(problem.model.moe_layers)
+        inside = sum(
+            operator.seconds / (moe_layers if operator.kind in IN_MOE_LAYERS else layers)
+            for operator in operators
+            if operator.kind not in OUTSIDE_MOE_LAYERS
+        )
         log_two_batches(log, work, inside, plan.send_order, problem.network, stop)
         bound = bound_of_two_batches(work, inside, problem.network)
         operators = tuple(replace(operator, seconds=2 * operator.seconds) for operator in operators)
@@ -140,7 +146,14 @@ def serve(
         outside = seconds_of(operators)
     timeline = log.timeline(problem, plan.travel)
     memory = memory_of(problem.held_bytes(plan.placement), problem.cluster, problem.model, sizes, step)
-    moe, sources = _seconds_by_kind(timeline), (source.source, timeline.cost_source)
+    # Busy seconds of the MoE steps by kind, of all batches: an all-to-all from its first start to its last end, a computation
+    # on the GPU that computes longest
+    seconds, events = timeline.seconds_of_kind(), timeline.events
+    for kind in ("gate", "ffn", "aggregate"):
+        mine = events[events["kind"] == kind]
+        longest = (mine["end"] - mine["start"]).groupby([mine["layer"], mine["model"]]).max()
+        seconds[kind] = float(longest.sum())
+    moe, sources = {kind: seconds[kind] for kind in INFERENCE_KINDS}, (source.source, timeline.cost_source)
     figures = ServingFigures(step, timeline.total + outside, bound + outside, operators, moe, memory, sources)
     return ServedStep(figures, timeline)
 
@@ -185,24 +198,3 @@ def _with_fewer_processors(operators: tuple[Operator, ...], work: Work) -> tuple
         for operator in operators
     )
     return operators, replace(work, compute={kind: seconds * longer for kind, seconds in work.compute.items()})
-
-
-def _seconds_a_layer(operators: tuple[Operator, ...], problem: Problem) -> float:
-    """Mean seconds of the operators inside one MoE layer; embedding, head and dense layers have no dispatch to hide."""
-    layers, moe_layers = problem.model.layers, len(problem.model.moe_layers)
-    return sum(
-        operator.seconds / (moe_layers if operator.kind in IN_MOE_LAYERS else layers)
-        for operator in operators
-        if operator.kind not in OUTSIDE_MOE_LAYERS
-    )
-
-
-def _seconds_by_kind(timeline: Timeline) -> dict[str, float]:
-    """Busy seconds of the MoE steps by kind, of all batches: an all-to-all from its first start to its last end, a computation
-    on the GPU that computes longest."""
-    seconds, events = timeline.seconds_of_kind(), timeline.events
-    for kind in ("gate", "ffn", "aggregate"):
-        mine = events[events["kind"] == kind]
-        longest = (mine["end"] - mine["start"]).groupby([mine["layer"], mine["model"]]).max()
-        seconds[kind] = float(longest.sum())
-    return {kind: seconds[kind] for kind in INFERENCE_KINDS}

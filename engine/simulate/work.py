@@ -16,7 +16,7 @@ from engine.cluster import Gpu
 from engine.communication.travel import places_of, rows_by_chance, rows_of_tokens, rows_to_all, serving_gpus, touched_by_chance
 from engine.errors import InputError
 from engine.network import Network
-from engine.placement.dispatch_rules import shares_of_ranks
+from engine.placement.dispatch_rules import served_and_sent, shares_of_ranks
 from engine.plan import Execution, Placement, Plan, Travel, TravelUnit
 from engine.problem import Problem
 from engine.workload import ExpertLoad, MixedTraffic, RoutingTrace, without_seldom
@@ -116,7 +116,7 @@ class Load:
         if not (self.by_rank or self.chooses_copies):
             return self.problem.demand.sum(axis=1)[:, :, None] * self.placement.share
         if not self.chooses_copies:
-            return np.array([_served(*layer) for layer in zip(self.problem.demand, self.shares, strict=True)])
+            return np.array([served for served, _ in self._by_ranks()])
         return self._followed(Load.served_by)
 
     def served_by(self, layer: int, hosts: np.ndarray, count: np.ndarray | None) -> np.ndarray:
@@ -179,7 +179,7 @@ class Load:
         if unit == "copies":
             if not self.by_rank:
                 return problem.demand @ share
-            return np.array([_rows_sent(*layer) for layer in zip(problem.demand, self.shares, strict=True)])
+            return np.array([sent for _, sent in self._by_ranks()])
         k, tokens = problem.model.experts_per_token, problem.tokens_of_rank
         places = (places_of(share, stops) if unit == "node" else share for share in self.shares)
         if isinstance(workload, ExpertLoad) and not self.by_rank:  # every source sends alike
@@ -188,6 +188,11 @@ class Load:
         else:
             touched = (touched_by_chance(here, k, place) for here, place in zip(problem.demand, places, strict=True))
         return np.array([rows_by_chance(*layer, stops, unit) for layer in zip(touched, tokens, strict=True)])
+
+    def _by_ranks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Layer by layer the token copies that GPUs serve and that ranks send, where the rule looks at ranks."""
+        for layer, of_layer in enumerate(zip(self.problem.demand, self.problem.workload.load, strict=True)):
+            yield served_and_sent(self.placement, self.travel, layer, *of_layer)
 
     @property
     def traffic_back(self) -> np.ndarray:
@@ -217,21 +222,8 @@ class Load:
         return Work(self.traffic, self.traffic_back, compute_seconds(self, held, held), unit=self.travel.unit)
 
 
-def _served(demand: np.ndarray, share: np.ndarray) -> np.ndarray:
-    """float64[expert, gpu] token copies of one layer, from those of every rank (float64[source rank, expert])."""
-    return demand.sum(axis=0)[:, None] * share if share.ndim == 2 else np.einsum("re,reg->eg", demand, share)
-
-
-def _rows_sent(demand: np.ndarray, share: np.ndarray) -> np.ndarray:
-    """float64[source rank, gpu] token copies of one layer that are sent."""
-    return demand @ share if share.ndim == 2 else np.einsum("re,reg->rg", demand, share)
-
-
 def work_of(placement: Placement, problem: Problem, execution: Execution = "vanilla", travel: Travel | None = None) -> Work:
-    """The work of one model. Raises InputError as `Load.work` does.
-
-    travel: how tokens travel; None: every copy on its own
-    """
+    """The work of one model. Raises InputError as `Load.work` does. travel: how tokens travel; None: every copy on its own"""
     return Load(problem, placement, travel, execution).work
 
 

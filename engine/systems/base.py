@@ -29,10 +29,7 @@ def silent(done: float, message: str, incumbent: float | None = None, bound: flo
 
 
 class Note(NamedTuple):
-    """A finding of a recipe.
-
-    unit: "s", "×" (a ratio) or "" (the value is a text)
-    """
+    """A finding of a recipe. unit: "s", "×" (a ratio) or "" (the value is a text)"""
 
     value: str | float
     unit: str = ""

@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import Field
 
 from engine.errors import InputError
-from engine.placement.coactivation import CoactivationInstance, coactivation, served, with_copies
+from engine.placement.coactivation import CoactivationInstance, coactivation, with_copies
 from engine.placement.coactivation.kernel import compile_ahead
 from engine.plan import Placement
 from engine.problem import Problem
@@ -74,10 +74,7 @@ def coactivate(problem: Problem, options: CoactivationOptions, stop: Stop, repor
 
 
 def placement_of(holds: np.ndarray, problem: Problem) -> Placement:
-    """The placement with these copies.
-
-    holds: bool[layer, expert, gpu]
-    """
+    """The placement with these copies. holds: bool[layer, expert, gpu]"""
     rows = tuple(tuple(tuple(np.flatnonzero(gpu).tolist()) for gpu in layer.T) for layer in holds)
     return Placement(experts=holds.shape[1], experts_of_gpu=rows, model_layers=problem.model.moe_layers)
 
@@ -128,21 +125,19 @@ def _busiest(load: np.ndarray) -> Note:
 def notes_of_copies(
     holds: np.ndarray, spare: int, placement: Placement, instance: CoactivationInstance, problem: Problem
 ) -> Notes:
-    """The number of copies and their use, by how tokens travel.
-
-    holds: bool[layer, expert, gpu]
-    """
+    """The number of copies and their use, by how tokens travel. holds: bool[layer, expert, gpu]"""
     count = int(holds.sum()) - holds.shape[0] * holds.shape[1]
-    text = f"{count:,} in {holds.shape[0] * holds.shape[2] * spare:,} spare slots, a heuristic without a bound"
-    if problem.travel.replicas != "fewest":
-        text += f"; {problem.travel.replicas_in_words}: they save rows only where the engine chooses copies per token"
-    else:
-        rows = sum(served(instance, layer, of_layer)[1] for layer, of_layer in enumerate(holds))
-        tokens = float((instance.experts >= 0).any(axis=2).sum()) or 1.0
-        where = {"gpu": "GPUs", "node": "nodes"}[instance.travel]
-        text += f"; with them {digits(rows / tokens)} per token to other {where}"
-    load = Load(problem, placement, problem.travel).served.sum(axis=1)
-    return {"copies": Note(text), BUSIEST: _busiest(1 / balancedness(load))}
+    load, travel = Load(problem, placement, problem.travel), problem.travel
+    group, where = (problem.stops.of_gpu, "nodes") if instance.travel == "node" else (np.arange(instance.gpus), "GPUs")
+    rows = load.traffic.sum(axis=0)[group[:, None] != group].sum() / travel.row_bytes(problem.model)[0]
+    tokens = float((instance.experts >= 0).any(axis=2).sum()) or 1.0
+    text = (
+        f"{count:,} in {holds.shape[0] * holds.shape[2] * spare:,} spare slots, a heuristic without a bound; with them "
+        f"{digits(float(rows / tokens))} per token to other {where}"
+    )
+    if travel.replicas != "fewest":
+        text += f" ({travel.replicas_in_words}); they are made for engines that choose copies per token"
+    return {"copies": Note(text), BUSIEST: _busiest(1 / balancedness(load.served.sum(axis=1)))}
 
 
 SYSTEMS = (

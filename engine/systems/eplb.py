@@ -17,7 +17,7 @@ from engine.placement.replication.by_rank import RULES, RankedInstance, replicat
 from engine.plan import Placement, Travel
 from engine.plan.send_order import Replicas
 from engine.problem import Problem
-from engine.result import Limits, Stop
+from engine.result import Limits, Result, Stop
 from engine.simulate.work import Load
 from engine.systems.base import Draft, Note, Notes, Report, System
 from engine.systems.options import Options, Order, Seed, Slots, TimeLimit
@@ -64,20 +64,16 @@ def eplb(problem: Problem, options: ReplicationOptions, stop: Stop, report: Repo
     instance = ReplicationInstance(loads, int(slots_of_gpu.sum()), len(slots_of_gpu), **uneven)
     report(0.1, "replicating experts", None, None)
     guard, limits = options.guard(stop), Limits(options.time_limit, wall=math.inf, seed=options.seed)
-    travel = problem.travel
-    rule = travel.replicas if travel and travel.replicas in RULES and not printed else None
-    if rule:
-        demand = np.array([other.demand(len(slots_of_gpu)) for other in (problem.workload, *problem.others)])
-        per_node = travel.ranks_per_node or len(slots_of_gpu)
-        result = replicate_by_rank(RankedInstance(demand, slots_of_gpu, speed, rule, per_node), options.seed, guard)
-    else:
-        result = replicate(instance, limits, guard, algorithm=options.algorithm)
+    travel, ranked = problem.travel, None if printed else replicas_by_rule(problem, slots_of_gpu, options.seed, guard)
+    rule = ranked and travel.replicas
+    result = ranked or replicate(instance, limits, guard, algorithm=options.algorithm)
     _, layers, experts = loads.shape
     placement = Placement.from_slots(result.solution, slots_of_gpu, experts, problem.model.moe_layers)
     ordered = best_order(placement, problem, options.order, stop, report)
     worst = "the worst layer of the worst recording" if len(loads) > 1 else "the worst layer"
+    worst_in_turn = worst + " with copies in turn"
     if travel and travel.replicas and not rule:  # copies share otherwise than the bound supposes
-        worst += " with copies in turn"
+        worst = worst_in_turn
     proof, spare = "optimal", instance.slots - experts
     if result.status.value != "OPTIMAL":
         proof = f"a heuristic within {share(result.bound / result.objective - 1)} of the best"
@@ -89,15 +85,28 @@ def eplb(problem: Problem, options: ReplicationOptions, stop: Stop, report: Repo
         "replicas": Note(f"{spare} spare slots per layer, {size:.3g} GB of memory in all"),
     }
     if spare and len(slots_of_gpu) <= MOST_GPUS:
-        planned = Travel(replicas=rule).replicas_in_words
-        notes["copies by other rules"] = Note(f"planned for {planned}; balancedness {by_rule(problem, placement)}")
+        names = {each: f"the rule {words}" for words, each in RULES_IN_WORDS.items()} | {None: "copies in turn"}
+        notes["copies by other rules"] = Note(f"planned for {names[rule]}; balancedness {by_rule(problem, placement)}")
     if not printed and even and np.ptp(speed) == 0:
         greedy = replicate(instance, algorithm="eplb")
-        notes["EPLB's own layout"] = Note(
-            f"balancedness {digits(float(balancedness(greedy.solution, instance).min()))} in {greedy.runtime:.2g} s; "
-            f"this one took {result.runtime:.2g} s"
-        )
+        said = f"balancedness {digits(float(balancedness(greedy.solution, instance).min()))} in {worst_in_turn}"
+        if rule and spare and len(slots_of_gpu) <= MOST_GPUS:
+            held = Placement.from_slots(greedy.solution, slots_of_gpu, experts, problem.model.moe_layers)
+            said += f" and {digits(float(balancedness_under(problem, held, travel).min()))} by the rule of this plan"
+        said += f", made in {greedy.runtime:.2g} s; this one took {result.runtime:.2g} s"
+        notes["EPLB's own layout"] = Note(said)
     return ordered.draft(notes, stop(), guard.cut)
+
+
+def replicas_by_rule(problem: Problem, slots_of_gpu: np.ndarray, seed: int, stop: Stop) -> Result | None:
+    """Replicas for the rule by which ranks use copies: solution int64[layer, slot]; None where copies serve in turn, or by a
+    rule that no replicas are planned for."""
+    if problem.travel is None or problem.travel.replicas not in RULES:
+        return None
+    gpus = len(slots_of_gpu)
+    demand = np.array([other.demand(gpus) for other in (problem.workload, *problem.others)])
+    rule = problem.travel.replicas, problem.travel.ranks_per_node or gpus, problem.model.moe_layers
+    return replicate_by_rank(RankedInstance(demand, slots_of_gpu, speed_of_gpu(problem), *rule), seed, stop)
 
 
 def by_rule(problem: Problem, placement: Placement) -> str:
@@ -105,10 +114,14 @@ def by_rule(problem: Problem, placement: Placement) -> str:
     said = []
     for words, rule in RULES_IN_WORDS.items():
         travel = (problem.travel or Travel()).model_copy(update={"unit": "copies", "replicas": rule})
-        travel = travel.on_nodes(problem.cluster.node_sizes)
-        even = mean_over_max(Load(problem, placement, travel).served.sum(axis=1))
+        even = balancedness_under(problem, placement, travel.on_nodes(problem.cluster.node_sizes))
         said.append(f"{digits(float(even.mean()))} (worst layer {digits(float(even.min()))}) {words}")
     return ", ".join(said)
+
+
+def balancedness_under(problem: Problem, placement: Placement, travel: Travel) -> np.ndarray:
+    """float64[layer] balancedness of a placement of the open recording, with copies as tokens travel."""
+    return mean_over_max(Load(problem, placement, travel).served.sum(axis=1))
 
 
 def slots_per_gpu(problem: Problem, redundant: int, kind: str) -> np.ndarray:

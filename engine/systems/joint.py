@@ -156,11 +156,8 @@ def _choices(problem: Problem, recording: Workload) -> CoactivationInstance:
     """The choices of the tokens of a recording; no token for one without tokens."""
     if isinstance(recording, RoutingTrace):
         return coactivation.instance_of(problem.with_workload(recording), None)
-    return replace(
-        coactivation.instance_of(problem, None),
-        experts=np.empty((recording.layers, 0, 1), dtype=np.int16),
-        source_gpu=np.empty(0, dtype=np.int64),
-    )
+    experts = np.empty((recording.layers, 0, 1), dtype=np.int16)
+    return replace(coactivation.instance_of(problem, None), experts=experts, source_gpu=np.empty(0, dtype=np.int64))
 
 
 def start_of(problem: Problem) -> np.ndarray:

@@ -96,7 +96,8 @@ def lina(problem: Problem, options: LinaOptions, stop: Stop, report: Report) -> 
     reaction = Reaction(**settings, check_experts=DEFAULT.check_experts, max_experts_per_device=cap)
     needed = f"a heuristic, at least {ratio(bound)} is needed (proven)"
     proof = "proven optimal" if worst <= bound * (1 + 1e-9) else needed
-    notes: Notes = {"largest device load": Note(f"{ratio(worst)} the mean in the worst layer, {proof}")}
+    turns = " with copies in turn" if problem.travel and problem.travel.replicas else ""
+    notes: Notes = {"largest device load": Note(f"{ratio(worst)} the mean in the worst layer{turns}, {proof}")}
     if isinstance(problem.workload, RoutingTrace) and not stop():
         with contextlib.suppress(StoppedError):
             notes |= run_time_notes(problem, reaction, options, stop, report)

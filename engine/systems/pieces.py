@@ -66,10 +66,7 @@ def experts_per_gpu(problem: Problem, kind: str = "even") -> np.ndarray:
 
 
 def linear_placement(problem: Problem, kind: str = "even") -> Placement:
-    """Experts in contiguous blocks, the same in every layer.
-
-    kind: see `experts_per_gpu`
-    """
+    """Experts in contiguous blocks, the same in every layer. kind: see `experts_per_gpu`"""
     row = linear_assignment(problem.workload.num_experts, experts_per_gpu(problem, kind))
     return to_placement(np.tile(row, (problem.workload.layers, 1)), problem)
 

@@ -1,8 +1,7 @@
 """A batch that is cut into parts, served one part after the other: the reference for the engine's parts.
 
-Everywhere: experts: integers [token, choice], the experts of a token in order of choice, below 0 for none; masks:
-bool[token, choice], whether the expert takes the token; bounds: int64[part + 1], part p is the tokens bounds[p] to
-bounds[p + 1] - 1.
+Everywhere: experts: integers [token, choice], the experts of a token in order of choice, below 0 for none; masks: bool[token,
+choice], whether the expert takes the token; bounds: int64[part + 1], part p is the tokens bounds[p] to bounds[p + 1] - 1.
 """
 
 import numpy as np

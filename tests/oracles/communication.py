@@ -7,17 +7,7 @@ from engine.errors import IllegalError
 from engine.network import Network
 from engine.plan import OrderMode, Schedule
 from engine.simulate.flows import Flows
-from engine.validate.schedules import (
-    RELATIVE,
-    Ports,
-    Sends,
-    between_nodes,
-    check_bytes,
-    check_durations,
-    check_listing,
-    check_matching,
-    check_sends,
-)
+from engine.validate import refusal
 from tests.oracles.rules import illegal_if
 
 
@@ -36,8 +26,8 @@ def check_schedule(
     Both: every byte is delivered, none twice (to 1e-9 of the largest entry).
     """
     wanted = np.where(np.eye(len(traffic), dtype=bool), 0.0, traffic)
-    sends = Sends.of(schedule)
-    check_phases(sends, mode, wanted, Ports(sends.src, sends.dst + len(wanted), np.concatenate([send, receive])))
+    sends = refusal.Sends.of(schedule)
+    check_phases(sends, mode, wanted, refusal.Ports(sends.src, sends.dst + len(wanted), np.concatenate([send, receive])))
     if mode == "matched":
         pair_seconds = wanted / np.minimum(send[:, None], receive[None, :])
         bound = max(pair_seconds.sum(axis=1).max(initial=0), pair_seconds.sum(axis=0).max(initial=0))
@@ -46,14 +36,14 @@ def check_schedule(
     return float(sends.duration.sum()), float(bound)
 
 
-def check_phases(sends: Sends, mode: OrderMode, traffic: np.ndarray, ports: Ports) -> None:
+def check_phases(sends: refusal.Sends, mode: OrderMode, traffic: np.ndarray, ports: refusal.Ports) -> None:
     """Check all rules of a phased order. traffic: float64[src, dst] bytes, diagonal ignored."""
-    check_sends(sends)
-    check_listing(sends)
+    refusal.check_sends(sends)
+    refusal.check_listing(sends)
     if mode != "shared":
-        check_matching(sends, ports)
-    check_bytes(sends, traffic)
-    check_durations(sends, mode, ports)
+        refusal.check_matching(sends, ports)
+    refusal.check_bytes(sends, traffic)
+    refusal.check_durations(sends, mode, ports)
 
 
 def check_flows(flows: Flows, traffic: np.ndarray, network: Network, relayed: bool = False) -> float:
@@ -67,10 +57,10 @@ def check_flows(flows: Flows, traffic: np.ndarray, network: Network, relayed: bo
     delivered = np.zeros_like(traffic)
     np.add.at(delivered, (flows.src, flows.dst), flows.bytes)
     wanted = np.where(np.eye(len(traffic), dtype=bool), 0.0, traffic)
-    missing, slack = delivered - wanted, RELATIVE * wanted.max(initial=0)
+    missing, slack = delivered - wanted, refusal.RELATIVE * wanted.max(initial=0)
     if relayed:
-        slack = RELATIVE * wanted.sum()
-        missing = np.append(between_nodes(missing, network), (missing.sum(axis=0) - missing.sum(axis=1))[None], axis=0)
+        slack = refusal.RELATIVE * wanted.sum()
+        missing = np.append(refusal.between_nodes(missing, network), (missing.sum(axis=0) - missing.sum(axis=1))[None], axis=0)
     illegal_if(np.abs(missing).max(initial=0) > slack, "the flows do not carry the traffic")
     check_ports(flows.src, flows.dst, flows.start, flows.end, flows.bytes, network)
     return flows.seconds
@@ -91,7 +81,7 @@ def check_ports(
                 until = np.sort(end[inside])
                 carried = np.cumsum(size[inside][np.argsort(end[inside], kind="stable")])
                 allowed = most[np.searchsorted(moments, until)] - most[np.searchsorted(moments, since)]
-                over = carried > allowed * (1 + 1e-6) + RELATIVE * size[mine].max()
+                over = carried > allowed * (1 + 1e-6) + refusal.RELATIVE * size[mine].max()
                 illegal_if(over.any(), f"port {used} carries more than its capacity")
 
 
@@ -138,8 +128,8 @@ def check_relayed(hops: pd.DataFrame, seconds: np.ndarray, traffic: np.ndarray, 
         peers = np.bincount(pairs, minlength=len(seconds) * count).reshape(-1, count)
         columns = np.clip(peers, 1, network.share.shape[1]) - 1
         reached = network.capacity * network.share[np.arange(count) // (2 * network.gpus), columns]
-        allowed = reached * seconds[:, None] * (1 + RELATIVE)
-        if (over := np.argwhere(moved > allowed + RELATIVE * size.max(initial=0.0))).size:
+        allowed = reached * seconds[:, None] * (1 + refusal.RELATIVE)
+        if (over := np.argwhere(moved > allowed + refusal.RELATIVE * size.max(initial=0.0))).size:
             raise IllegalError(f"step {over[0][0]}: port {over[0][1]} carries more than its capacity")
     return float(seconds.sum()), _relayed_bound(wanted, network, node)
 
@@ -151,7 +141,7 @@ def _check_custody(
 
     pair: int64[hop], the pair of origin and target
     """
-    gpus, slack = len(wanted), RELATIVE * wanted.max(initial=0.0)
+    gpus, slack = len(wanted), refusal.RELATIVE * wanted.max(initial=0.0)
     pairs = np.arange(gpus * gpus)
     places = np.unique(np.concatenate([pair * gpus + src, pair * gpus + dst, pairs * gpus + pairs // gpus]))
     held = np.zeros(len(places))

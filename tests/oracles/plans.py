@@ -17,9 +17,10 @@ from engine.simulate import simulate_layers
 from engine.simulate.flows import all_to_all
 from engine.simulate.work import Load
 from engine.timeline import STREAMS, Timeline
-from engine.validate.schedules import RELATIVE, Ports, Sends, between_nodes, node_ports
+from engine.validate.refusal import RELATIVE, Ports, Sends, between_nodes, node_ports
 from engine.workload import RoutingTrace
 from tests.oracles.communication import check_flows, check_phases, check_ports, check_relayed
+from tests.oracles.dispatch import copies_of_rank
 from tests.oracles.rules import illegal_if
 
 
@@ -54,6 +55,24 @@ def check_plan(plan: Plan, problem: Problem) -> float:
     return total
 
 
+def seconds_by_ports(plan: Plan, problem: Problem) -> list[float]:
+    """Seconds of dispatch, FFNs and combine of every layer of a vanilla plan if each all-to-all is over with its last port,
+    which moves its bytes at its whole rate after one start-up."""
+    network, gpus, travel, seconds = problem.network, range(problem.network.gpus), plan.travel or Travel(), []
+    for layer in range(plan.placement.layers):
+        seconds.append(float(_ffn_seconds(plan.placement, problem, layer, travel).max()))
+        for matrix in _traffic(plan.placement, problem, layer, travel):
+            last = 0.0
+            for gpu, over_links in product(gpus, (False, True)):
+                peers = [peer for peer in gpus if peer != gpu and network.linked[gpu, peer] == over_links]
+                start = network.link_latency[gpu] if over_links else network.latency
+                rates = [network.link[gpu]] * 2 if over_links else [network.send[gpu], network.receive[gpu]]
+                for moved, rate in zip((matrix[gpu, peers].sum(), matrix[peers, gpu].sum()), rates, strict=True):
+                    last = max(last, start + moved / rate if moved else 0.0)
+            seconds[-1] += last
+    return seconds
+
+
 def _ffn_seconds(placement: Placement, problem: Problem, layer: int, travel: Travel) -> np.ndarray:
     """float64[gpu], summed up expert by expert."""
     copies, seconds, counted = problem.demand[layer].sum(axis=0), np.zeros(placement.gpus), None
@@ -76,8 +95,10 @@ def _shares(placement: Placement, layer: int) -> list[tuple[int, int, float]]:
 def _traffic(placement: Placement, problem: Problem, layer: int, travel: Travel) -> tuple[np.ndarray, np.ndarray]:
     """float64[src, dst] bytes of a vanilla dispatch and combine."""
     out, back = travel.row_bytes(problem.model)
-    if travel.unit == "copies":
-        rows = _copies(placement, problem, layer)
+    if travel.unit == "copies" and travel.replicas is None:
+        rows = np.zeros((placement.gpus, placement.gpus))
+        for expert, gpu, share in _shares(placement, layer):  # every copy on its own; replicas share equally
+            rows[:, gpu] += problem.demand[layer][:, expert] * share
     elif isinstance(problem.workload, RoutingTrace):
         sources = problem.gpu_of_token.tolist()
         rows = rows_of_layer(placement, problem, layer, travel, sources)
@@ -126,12 +147,18 @@ def _served(
     by_node = travel.unit == "node" and len(set(nodes)) > 1
     group_of_gpu = [nodes[gpu][0] if by_node else gpu for gpu in range(placement.gpus)]
     turn, served = Counter(), Counter()
+    tables = {rank: copies_of_rank(placement, travel, rank) for rank in (set(sources) if travel.replicas else ())}
     for source, choices in zip(sources, problem.workload.experts[:, layer].tolist(), strict=True):
         hosts, real = [], [expert for expert in choices if expert >= 0]
         if travel.replicas is None:
             for expert in real:
                 hosts.append(homes[expert][turn[expert] % len(homes[expert])])
                 turn[expert] += 1
+        elif travel.replicas != "fewest":
+            for expert in real:
+                near = tables[source][layer][expert]
+                hosts.append(homes[expert][turn[expert] % len(homes[expert])] if near is None else near)
+                turn[expert] += near is None
         else:
             touched = _touched([{group_of_gpu[gpu] for gpu in homes[expert]} for expert in real], group_of_gpu[source])
             for expert in real:
@@ -190,14 +217,6 @@ def _late_attention(problem: Problem, layer: int, home: list[int], carrier: list
     return layers * max(0.0, longest[1] - longest[0])
 
 
-def _copies(placement: Placement, problem: Problem, layer: int) -> np.ndarray:
-    """float64[src, dst] rows of a vanilla dispatch where every copy travels on its own; replicas share equally."""
-    traffic = np.zeros((placement.gpus, placement.gpus))
-    for expert, gpu, share in _shares(placement, layer):
-        traffic[:, gpu] += problem.demand[layer][:, expert] * share
-    return traffic
-
-
 def _hops(placement: Placement, problem: Problem, layer: int, carrier: list[int], travel: Travel) -> tuple:
     """One context-coherent layer, token by token: both exchanges in bytes, the new carriers, and the tokens that every
     GPU gates and aggregates. A token's new carrier is the GPU of its first-listed expert."""
@@ -226,7 +245,11 @@ def check_timeline(timeline: Timeline, plan: Plan, problem: Problem) -> float:
     slack = 1e-9 * timeline.total
     problem = problem.as_planned(plan)
     parts = ((plan.placement, problem), (plan.placement_b, problem.second))
-    _check_lanes(timeline, slack)
+    computed = timeline.events[timeline.events["stream"] == "compute"].sort_values(["resource", "start"])
+    gpu, start, end = (computed[name].to_numpy() for name in ("resource", "start", "end"))
+    early = (gpu[1:] == gpu[:-1]) & (start[1:] < end[:-1] - slack)
+    if early.any():
+        raise IllegalError(f"GPU {gpu[1:][early][0]} computes two things at once")
     used_until = 0.0
     for layer in range(plan.placement.layers):
         whole = simulate_layers(plan, problem, timeline, layer, layer)
@@ -246,14 +269,6 @@ def check_timeline(timeline: Timeline, plan: Plan, problem: Problem) -> float:
         src, dst = (sends[name].to_numpy(int) for name in ("resource", "peer"))
         check_ports(src, dst, *(sends[name].to_numpy() for name in ("start", "end", "bytes")), problem.network)
     return timeline.total
-
-
-def _check_lanes(timeline: Timeline, slack: float) -> None:
-    computed = timeline.events[timeline.events["stream"] == "compute"].sort_values(["resource", "start"])
-    gpu, start, end = (computed[name].to_numpy() for name in ("resource", "start", "end"))
-    early = (gpu[1:] == gpu[:-1]) & (start[1:] < end[:-1] - slack)
-    if early.any():
-        raise IllegalError(f"GPU {gpu[1:][early][0]} computes two things at once")
 
 
 def _check_bundles(bundles: Timeline, whole: Timeline, layer: int, slack: float) -> None:

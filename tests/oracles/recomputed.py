@@ -10,18 +10,9 @@ import pytest
 from engine.network import Network
 from engine.plan import Schedule
 from engine.solve import KERNELS
+from tests.oracles import placing
 from tests.oracles.communication import check_relayed, check_schedule
 from tests.oracles.overlapping import check_axes, check_partition, check_pipeline, check_weight_gradients
-from tests.oracles.placing import (
-    check_affinity,
-    check_assignment,
-    check_coactivation,
-    check_colocation,
-    check_colocation_heterogeneous,
-    check_devices,
-    check_popularity,
-    check_replication,
-)
 
 Instance = dict[str, Any]
 
@@ -63,25 +54,27 @@ def _two_tier(instance: Instance, answer: dict) -> float:
 def _assign(instance: Instance, answer: dict) -> float:
     tokens, rate = np.array(instance["tokens"], float), np.array(instance["bandwidth"], float)
     compute = np.outer(instance["seconds_per_token"], tokens.sum(axis=0))
-    return check_assignment(np.array(answer["gpu_of_expert"]), tokens, compute, rate, rate, np.ones(len(tokens), dtype=int))
+    return placing.check_assignment(
+        np.array(answer["gpu_of_expert"]), tokens, compute, rate, rate, np.ones(len(tokens), dtype=int)
+    )
 
 
 def _colocate(instance: Instance, answer: dict) -> float:
     four = (np.array(instance[name], float) for name in ("send_a", "recv_a", "send_b", "recv_b"))
-    return check_colocation(np.array(answer["partner"]), *four)
+    return placing.check_colocation(np.array(answer["partner"]), *four)
 
 
 def _colocate_heterogeneous(instance: Instance, answer: dict) -> float:
     assignment = np.array(answer["assignment"])
     assert assignment[:, 0].tolist() == list(range(len(assignment)))
-    return check_colocation_heterogeneous(assignment[:, 1:], np.array(instance["cost"], float))
+    return placing.check_colocation_heterogeneous(assignment[:, 1:], np.array(instance["cost"], float))
 
 
 def _affinity(instance: Instance, answer: dict) -> float:
     costs = {name: instance.get(name, 1) for name in ("cost_gpu", "cost_node")}
     transitions = np.array(instance["transitions"], float)
     place = np.array(answer["gpu_of_expert"])
-    return check_affinity(place, transitions, instance["gpus"], instance.get("gpus_per_node"), **costs)[0]
+    return placing.check_affinity(place, transitions, instance["gpus"], instance.get("gpus_per_node"), **costs)[0]
 
 
 def _travel(instance: Instance, answer: dict) -> float:
@@ -103,22 +96,22 @@ def _coactivation(instance: Instance, answer: dict) -> float:
     tables = (np.array(table) for table in (answer["gpu_of_expert"], instance["experts"], instance["source_gpu"]))
     cap = instance.get("cap") if answer["status"] in ("OPTIMAL", "FEASIBLE") else None
     sizes = instance["gpus"], instance.get("gpus_per_node"), instance.get("travel", "gpu")
-    return float(sum(check_coactivation(*tables, *sizes, cap)[0]))
+    return float(sum(placing.check_coactivation(*tables, *sizes, cap)[0]))
 
 
 def _replicate(instance: Instance, answer: dict) -> float:
     loads = np.array(instance["loads"] if instance.get("loads") is not None else [instance["load"]], float)
     more = instance.get("slots_of_gpu"), instance.get("split", "equal"), instance.get("speed")
-    return check_replication(np.array(answer["physical_to_logical"]), loads, instance["gpus"], *more).min()
+    return placing.check_replication(np.array(answer["physical_to_logical"]), loads, instance["gpus"], *more).min()
 
 
 def _replicate_devices(instance: Instance, answer: dict) -> float:
     sizes = instance["devices"], instance["max_experts_per_device"]
-    return check_devices(answer["experts_of_device"], instance["popularity"], *sizes)
+    return placing.check_devices(answer["experts_of_device"], instance["popularity"], *sizes)
 
 
 def _popularity(instance: Instance, answer: dict) -> float:
-    return check_popularity(answer["devices_of_expert"], **instance)
+    return placing.check_popularity(answer["devices_of_expert"], **instance)
 
 
 def _pipeline_degree(instance: Instance, answer: dict) -> float:

@@ -15,10 +15,6 @@ from tests.cases.placements import mixed_instance, routing
 from tests.oracles.placing import check_assignment
 
 
-def brute_force(instance: AssignmentInstance) -> float:
-    return min(instance.cost(np.array(order)) for order in permutations(range(instance.gpus)))
-
-
 @tried(
     150,
     st.integers(1, 6),
@@ -39,7 +35,9 @@ def test_equals_every_permutation(gpus, seed, kind, computation, symmetric):
     assert result.objective == result.bound == instance.cost(result.solution)
     counted = check_assignment(result.solution, tokens, compute, speed, receive, np.ones(gpus))
     assert result.objective == pytest.approx(counted, rel=1e-12)
-    assert result.objective == pytest.approx(brute_force(instance), rel=1e-12)
+    assert result.objective == pytest.approx(
+        min(instance.cost(np.array(order)) for order in permutations(range(instance.gpus))), rel=1e-12
+    )
 
 
 def test_theorem_5_1_holds_where_one_number_decides():

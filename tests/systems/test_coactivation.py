@@ -17,6 +17,7 @@ from engine.simulate import simulate
 from engine.simulate.work import works_of
 from engine.systems import SYSTEMS, run
 from engine.systems.base import Outcome
+from engine.units import digits
 from engine.workload import ExpertLoad, RoutingTrace
 from tests.cases.examples import examples
 from tests.cases.samples import in_nodes, problem_of, with_memory
@@ -110,8 +111,12 @@ def test_copies_that_tokens_choose_save_rows_on_tokens_not_seen(unit):
     assert check_plan(with_copies, plan_on) == pytest.approx(plans[2].result.objective, rel=1e-9)
     said = plans[2].notes["copies"].value
     assert "in 16 spare slots, a heuristic without a bound; with them" in said and "copies" not in plans[0].notes
-    in_turn = run(SYSTEMS["coactivation"], replace(plan_on, travel=Travel(unit=unit)), SETTINGS | {"redundant": 2})
-    assert "save rows only where the engine chooses copies per token" in in_turn.notes["copies"].value
+    for travel in (problem.travel, Travel(unit=unit), Travel(unit=unit, replicas="nearest-static")):
+        outcome = run(SYSTEMS["coactivation"], replace(plan_on, travel=travel), SETTINGS | {"redundant": 2})
+        tokens = plan_on.workload.tokens * plan_on.workload.layers
+        away = f"with them {digits(rows_away(outcome.result.solution, plan_on) / tokens)} per token to other"
+        said = outcome.notes["copies"].value
+        assert away in said and ("made for engines that choose copies per token" in said) == (travel.replicas != "fewest")
 
 
 def test_copies_need_memory():

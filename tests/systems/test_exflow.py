@@ -25,19 +25,8 @@ from engine.systems.exflow import crossing_bytes, executed_instance
 from engine.units import share, size
 from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix
 from tests import everything
+from tests.cases import samples
 from tests.cases.examples import examples
-from tests.cases.samples import (
-    EIGHT,
-    chained,
-    every_placement,
-    in_nodes,
-    problem_of,
-    sample,
-    sample_model,
-    sample_problem,
-    walks,
-    with_room_for,
-)
 from tests.oracles.placing import check_affinity
 from tests.oracles.plans import check_plan
 from tests.strategies import cluster_of, make_gpu, planned_or_skipped, problems
@@ -82,7 +71,7 @@ def test_a_plan_is_legal_and_takes_what_the_validator_says(problem, execution, s
 
 @pytest.mark.parametrize("name", ["alpha-code", "beta-code", *(["alpha-man"] if everything.WANTED else [])])
 def test_more_hops_stay_than_under_any_baseline_and_the_note_has_their_share(name):
-    problem = sample_problem(name, tokens=None)
+    problem = samples.sample_problem(name, tokens=None)
     trace, outcome = problem.workload, exflow(problem, time_limit=0.3, hops="all")
     mine = kept_share(outcome.result.solution.placement.gpu_of_expert, trace, 8)
     others = [("linear", {}), ("round-robin", {}), *(("random", {"seed": seed}) for seed in range(3))]
@@ -101,7 +90,7 @@ def test_hops_between_all_choices_or_the_first_listed():
     chain, other_chain = rng.permutation(4), rng.permutation(4)
     first, second = rng.integers(0, 4, 300), rng.integers(4, 8, 300)
     rows = np.stack([np.stack([first, second], axis=1), np.stack([chain[first], 4 + other_chain[second - 4]], axis=1)], axis=1)
-    problem = problem_of(RoutingTrace("pairs", rows.astype(np.int16), 8), FOUR)
+    problem = samples.problem_of(RoutingTrace("pairs", rows.astype(np.int16), 8), FOUR)
     kept = {}
     for hops in ("all", "first"):
         outcome = exflow(problem, hops=hops)
@@ -119,7 +108,7 @@ def test_planted_affinity_is_found_and_nothing_moves_after_the_first_layer(seed,
     group = np.array([rng.permutation(experts) % 4 for _ in range(5)])
     start = rng.integers(0, 4, 2000)
     rows = [np.array([rng.choice(np.flatnonzero(layer == gpu)) for gpu in start]) for layer in group]
-    problem = problem_of(walks(np.array(rows).T, experts), FOUR)
+    problem = samples.problem_of(samples.walks(np.array(rows).T, experts), FOUR)
     outcome = exflow(problem, time_limit=1.0)
     plan = outcome.result.solution
     assert kept_share(plan.placement.gpu_of_expert, problem.workload, 4) == 1
@@ -138,13 +127,13 @@ def test_planted_affinity_is_found_and_nothing_moves_after_the_first_layer(seed,
 def test_flat_staged_and_joint_each_minimise_what_they_say():
     """Every placement tried. With links only twice as fast as the fabric, few hops between nodes are not worth many
     between GPUs, so that the two stages end above the joint cost."""
-    places = every_placement(2, 4, 4)
+    places = samples.every_placement(2, 4, 4)
     lost = 0
     for seed in range(12):
         rng = np.random.default_rng(seed)
         counts = rng.integers(0, 10, (1, 4, 4)) * (rng.random((1, 4, 4)) < 0.5)
-        trace = walks(np.repeat(np.argwhere(counts[0] >= 0), counts[0].ravel(), axis=0), 4)
-        problem = problem_of(trace, in_nodes(4, 2, 2e6))
+        trace = samples.walks(np.repeat(np.argwhere(counts[0] >= 0), counts[0].ravel(), axis=0), 4)
+        problem = samples.problem_of(trace, samples.in_nodes(4, 2, 2e6))
         hops = {tuple(place.ravel()): check_affinity(place, counts, 4, 2, 0.5, 1.0) for place in places}
         figures = {}
         for stages in ("flat", "staged", "joint"):
@@ -166,9 +155,9 @@ def test_flat_staged_and_joint_each_minimise_what_they_say():
 
 
 def test_nodes_count_only_with_links_of_their_own():
-    trace, placed = sample("alpha-code", 2000), {}
+    trace, placed = samples.sample("alpha-code", 2000), {}
     for name, size_of_node, link in (("linked", 4, 1e8), ("bare", 4, None), ("one", 8, 1e8)):
-        problem = problem_of(trace, in_nodes(8, size_of_node, link))
+        problem = samples.problem_of(trace, samples.in_nodes(8, size_of_node, link))
         outcome = exflow(problem)
         placed[name] = outcome.result.solution.placement
         assert check_plan(outcome.result.solution, problem) == pytest.approx(outcome.result.objective, rel=1e-9)
@@ -184,7 +173,7 @@ def test_nodes_count_only_with_links_of_their_own():
 
 @pytest.mark.parametrize("name", ["alpha-code", "beta-code"])
 def test_the_notes_on_executions_are_counted_again_token_by_token(name):
-    problem = sample_problem(name, tokens=600)
+    problem = samples.sample_problem(name, tokens=600)
     trace, model, outcome = problem.workload, problem.model, exflow(problem)
     home = outcome.result.solution.placement.gpu_of_expert.tolist()
     hops = back = vanilla = 0
@@ -213,7 +202,7 @@ def test_the_notes_on_executions_are_counted_again_token_by_token(name):
 
 @pytest.mark.parametrize(("name", "part"), [("alpha-code", 0.5), ("beta-code", 1.0)])
 def test_top_one_needs_half_of_the_all_to_alls(name, part):
-    problem = sample_problem(name, tokens=500)
+    problem = samples.sample_problem(name, tokens=500)
     for execution, gathers, exchanges in (("context-coherent", 56, part * 8), ("vanilla", 0, 8)):
         events = simulate(exflow(problem, execution=execution).result.solution, problem).events
         assert all((events["kind"] == kind).sum() == gathers for kind in ("prompt_gather", "all_gather"))
@@ -224,8 +213,8 @@ def test_top_one_needs_half_of_the_all_to_alls(name, part):
 def test_on_the_papers_cluster_all_gathers_that_enter_a_node_once_make_exflow_pay():
     """Wilkes3 (§V-A), hidden vectors as wide as the paper's GPT-M (Table II). With every copy of a token over the fabric the
     last all-gather alone took 3.9 ms, and ExFlow 1.42 times as long as contiguous blocks."""
-    recording = sample("alpha-code")
-    model = sample_model("alpha", recording.layers).model_copy(update={"d_model": 1024, "d_ff": 4096})
+    recording = samples.sample("alpha-code")
+    model = samples.sample_model("alpha", recording.layers).model_copy(update={"d_model": 1024, "d_ff": 4096})
     problem = make_problem(recording, cluster_presets()["exflow-4-nodes"].cluster, model, Datasheet())
     linear = run(SYSTEMS["linear"], problem).result
     outcome = exflow(problem, time_limit=0.4)
@@ -240,10 +229,10 @@ def test_on_the_papers_cluster_all_gathers_that_enter_a_node_once_make_exflow_pa
 
 
 def test_every_recording_counts_alike_however_long_it_is():
-    long, short = chained(1, 3000, 3, 4, 0.7, "long"), chained(0, 30, 3, 4, 0.9, "short")
-    places = every_placement(3, 4, 2)
+    long, short = samples.chained(1, 3000, 3, 4, 0.7, "long"), samples.chained(0, 30, 3, 4, 0.9, "short")
+    places = samples.every_placement(3, 4, 2)
     shares = np.array([[kept_share(place, trace, 2) for trace in (long, short)] for place in places])
-    outcome = exflow(problem_of(long, TWO, others=(short,)))
+    outcome = exflow(samples.problem_of(long, TWO, others=(short,)))
     mine = [kept_share(outcome.result.solution.placement.gpu_of_expert, trace, 2) for trace in (long, short)]
     assert np.mean(mine) == pytest.approx(shares.mean(axis=1).max())
     # Counted by tokens another plan would win, so that this test could fail.
@@ -261,31 +250,31 @@ def test_every_recording_counts_alike_however_long_it_is():
     ids=["loads", "traffic"],
 )
 def test_a_workload_without_tokens_is_refused_by_name(others):
-    alone = problem_of(others, EIGHT)
-    beside = problem_of(chained(0, 50, 3, 8, 0.5), EIGHT, others=(others,))
+    alone = samples.problem_of(others, samples.EIGHT)
+    beside = samples.problem_of(samples.chained(0, 50, 3, 8, 0.5), samples.EIGHT, others=(others,))
     for problem in (alone, beside):
         with pytest.raises(InputError, match=f"but {others.name} has none; use a routing log"):
             exflow(problem)
 
 
 def test_experts_that_do_not_divide_or_fit_say_what_would_help():
-    trace, tight = chained(0, 50, 2, 6, 0.5), with_room_for([3, 3], 2, 6)
+    trace, tight = samples.chained(0, 50, 2, 6, 0.5), samples.with_room_for([3, 3], 2, 6)
     for cluster, says in (
         (FOUR, "6 experts cannot be spread equally over 4 GPUs; possible are 1, 2, 3, 6"),
-        (with_room_for([4, 2], 2, 6), "3 experts per layer do not fit GPU 1 · type-0, .* for 2; add GPUs or memory"),
+        (samples.with_room_for([4, 2], 2, 6), "3 experts per layer do not fit GPU 1 · type-0, .* for 2; add GPUs or memory"),
         (tight, "of keys and values of all 50 tokens, .*; plan with execution=vanilla"),
     ):
         with pytest.raises(InputError, match=says):
-            exflow(problem_of(trace, cluster))
-    assert exflow(problem_of(trace, tight), execution="vanilla").result.solution.placement.slots.max() == 3
+            exflow(samples.problem_of(trace, cluster))
+    assert exflow(samples.problem_of(trace, tight), execution="vanilla").result.solution.placement.slots.max() == 3
 
 
 def test_recordings_without_hops_are_planned_all_the_same():
-    single = exflow(problem_of(chained(0, 50, 1, 4, 0.5), TWO))
+    single = exflow(samples.problem_of(samples.chained(0, 50, 1, 4, 0.5), TWO))
     assert single.notes["affinity"].value == "the recording has a single layer: there are no hops between layers"
     every_other = np.zeros((20, 3, 1), dtype=np.int16)
     every_other[:, 1] = -1
-    problem = problem_of(RoutingTrace("gaps", every_other, 4), TWO)
+    problem = samples.problem_of(RoutingTrace("gaps", every_other, 4), TWO)
     outcome = exflow(problem)
     assert outcome.notes["affinity"].value.startswith("no token has experts in two layers running")
     assert check_plan(outcome.result.solution, problem) == pytest.approx(outcome.result.objective)
@@ -312,7 +301,7 @@ def executed_bytes(place: np.ndarray, problem: Problem) -> tuple[float, float]:
 @given(st.integers(0, 999), st.sampled_from([(4, 2), (6, 3), (8, 2)]), st.integers(1, 3), st.integers(1, 4))
 def test_the_objective_is_the_bytes_that_the_simulated_pass_moves_between_gpus(seed, sizes, k, layers):
     experts, gpus = sizes
-    problem = problem_of(routed(seed, 60, layers, experts, k), cluster_of(*[make_gpu()] * gpus))
+    problem = samples.problem_of(routed(seed, 60, layers, experts, k), cluster_of(*[make_gpu()] * gpus))
     place = np.argsort(np.random.default_rng(seed).random((layers, experts)), axis=1) % gpus
     cost = executed_instance(problem).cost(place)
     assert cost * problem.model.bytes_per_token == pytest.approx(executed_bytes(place, problem)[0])
@@ -321,8 +310,8 @@ def test_the_objective_is_the_bytes_that_the_simulated_pass_moves_between_gpus(s
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_plan_sends_as_little_as_any_placement(seed):
     """Every placement of 4 experts on 2 GPUs in three layers, top-2, simulated."""
-    problem = problem_of(routed(seed, 200, 3, 4, 2), TWO)
-    least = min(executed_bytes(place, problem)[0] for place in every_placement(3, 4, 2))
+    problem = samples.problem_of(routed(seed, 200, 3, 4, 2), TWO)
+    least = min(executed_bytes(place, problem)[0] for place in samples.every_placement(3, 4, 2))
     plan = exflow(problem, time_limit=0.1).result.solution
     assert plan.execution == "context-coherent"
     assert executed_bytes(plan.placement.gpu_of_expert, problem)[0] == pytest.approx(least)
@@ -337,7 +326,7 @@ def test_no_placement_gets_below_the_bound_and_the_search_reaches_the_optimum(se
     instance = AffinityInstance(between, gpus, within=within)
     result = affinity(instance, Limits(0.1, wall=60))
     assert result.status is not Status.TIME_LIMIT, "its work has an end, also of a single layer"
-    costs = [instance.cost(place) for place in every_placement(layers, experts, gpus)]
+    costs = [instance.cost(place) for place in samples.every_placement(layers, experts, gpus)]
     assert result.bound <= min(costs) * (1 + 1e-9) and result.objective == pytest.approx(min(costs))
 
 
@@ -348,12 +337,12 @@ def test_no_division_of_a_layer_keeps_more_than_its_limit(seed, sizes):
     count = np.random.default_rng(seed).integers(0, 9, size=(experts, experts)) * ~np.eye(experts, dtype=bool)
     count = (count + count.T).astype(float)
     limit = within_limit(count, gpus)
-    for (row,) in every_placement(1, experts, gpus):
+    for (row,) in samples.every_placement(1, experts, gpus):
         assert (count * (row[:, None] == row)).sum() / 2 <= limit * (1 + 1e-9) + 1e-9
 
 
 def test_with_one_expert_a_token_the_copies_are_the_hops():
-    experts = sample("alpha-code", 500).experts
+    experts = samples.sample("alpha-code", 500).experts
     between, within = executed_hops(experts, 16)
-    assert not (within * ~np.eye(16, dtype=bool)).any() and sample_model().experts_per_token == 1
+    assert not (within * ~np.eye(16, dtype=bool)).any() and samples.sample_model().experts_per_token == 1
     np.testing.assert_array_equal(between, transitions(experts, 16))

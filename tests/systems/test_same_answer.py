@@ -17,6 +17,7 @@ from engine.result import GUARD, Guard, never
 from engine.systems import SYSTEMS, run
 from engine.systems.base import CUT_SHORT
 from engine.workload import RoutingTrace
+from tests.cases.processes import slow_machine
 from tests.cases.samples import SAMPLES, sample_problem
 
 MIXED = Cluster.from_json((SAMPLES / "mixed-8.json").read_text(encoding="utf-8"), "mixed-8")
@@ -42,14 +43,6 @@ def busy_machine() -> Iterator[None]:
         for other in others:
             other.kill()
             other.wait()
-
-
-@contextmanager
-def slow_machine(monkeypatch: pytest.MonkeyPatch, factor: float) -> Iterator[None]:
-    """A clock that counts the seconds of this process's processors so many times, whatever other processes take of them."""
-    with monkeypatch.context() as patch:
-        patch.setattr(time, "perf_counter", lambda: factor * time.process_time())
-        yield
 
 
 @pytest.mark.parametrize("name", ["aurora", "lina", "eplb", "joint", "sjf", "coactivation"])

@@ -19,9 +19,9 @@ from engine.compare.figures import metrics
 from engine.costs import Datasheet
 from engine.errors import InputError
 from engine.goal import Goal
-from engine.plan import Placement, Plan, Schedule, SendOrder
+from engine.plan import Placement, Schedule, SendOrder
 from engine.problem import Problem
-from engine.result import Provenance, Result, Status, never
+from engine.result import Result, Status, never
 from engine.simulate import bound_of_plan, simulate
 from engine.simulate.work import Load, work_of
 from engine.systems import SYSTEMS, run
@@ -29,6 +29,7 @@ from engine.systems.aurora_exclusive import instance_of_layer
 from engine.systems.pieces import least_seconds, modes_of, phased_order, slots_of_gpu, spread_evenly, to_placement
 from engine.workload import RoutingTrace
 from tests.cases.examples import examples
+from tests.cases.launch_plans import plan_with
 from tests.cases.samples import big_problem, small_problem, with_memory
 from tests.oracles.placing import check_assignment
 from tests.oracles.plans import check_plan
@@ -55,14 +56,10 @@ def solve(name: str, problem: Problem, **options):
     return outcome_of(name, problem, **options).result
 
 
-def plan_of(placement: Placement, order: SendOrder) -> Plan:
-    return Plan(name="test", placement=placement, send_order=order, provenance=Provenance(optimiser="test"))
-
-
 def seconds_in(mode: str, placement: Placement, problem: Problem) -> float:
     """Simulated seconds of a placement with the order of a mode."""
     order = phased_order(Load(problem, placement, problem.travel), mode, never)
-    return simulate(plan_of(placement, order), problem).total
+    return simulate(plan_with(placement, send_order=order), problem).total
 
 
 def every_placement(problem: Problem, slots: np.ndarray) -> Iterator[Placement]:
@@ -96,7 +93,7 @@ def in_sequence(traffic: np.ndarray, sequences: tuple[tuple[int, ...], ...]) -> 
 def best_of_all(problem: Problem, slots: np.ndarray) -> float:
     """Seconds of the best placement with the best of all orders."""
     return min(
-        simulate(plan_of(placement, order), problem).total
+        simulate(plan_with(placement, send_order=order), problem).total
         for placement in every_placement(problem, slots)
         for order in every_order(placement, problem)
     )
@@ -340,7 +337,7 @@ def test_gpus_with_links_send_for_the_one_that_has_much_to_send():
     assert plan.send_order.mode == "two-tier"
     orders = (phased_order(Load(problem, plan.placement), mode, never) for mode in ("matched", "two-tier"))
     # The bytes of GPU 0 for the other node leave by two ports, and the rest of the gap are the links.
-    sent = [simulate(plan_of(plan.placement, order), problem).seconds_of_kind()["dispatch"] for order in orders]
+    sent = [simulate(plan_with(plan.placement, send_order=order), problem).seconds_of_kind()["dispatch"] for order in orders]
     assert 1.8 < sent[0] / sent[1] <= 2
     assert check_plan(plan, problem) == pytest.approx(outcome.timeline.total)
 

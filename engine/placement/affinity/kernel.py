@@ -19,15 +19,7 @@ from functools import cached_property
 import numpy as np
 
 from engine.errors import InputError
-from engine.placement.affinity.bounds import (
-    LARGEST_GROUP,
-    SECONDS_PER_SPECTRUM,
-    affordable,
-    heavy_limit,
-    keep_limit,
-    spectral_limits,
-    within_limit,
-)
+from engine.placement.affinity import bounds
 from engine.placement.affinity.exact import chain_optimum, chain_work, one_expert_per_gpu
 from engine.placement.affinity.moves import Prices
 from engine.placement.affinity.search import greedy_chain, search
@@ -189,7 +181,7 @@ def affinity(
             report(result.objective, result.bound)
         return result
 
-    fits = SECONDS_PER_SPECTRUM * instance.experts**3 <= SPECTRA_SHARE * seconds
+    fits = bounds.SECONDS_PER_SPECTRUM * instance.experts**3 <= SPECTRA_SHARE * seconds
     least = _Bound(instance, prices, stop, start + SPECTRA_SHARE * wall if fits else start)
     incumbent = _Incumbent(instance, least, lexicographic, report)
     tightens = limits.exact and least.can_tighten(BOUND_SHARE * seconds)
@@ -317,11 +309,11 @@ class _Bound:
         elif prices.node < 0:
             # A hop inside a node costs more than one between nodes; a hop kept on a GPU is kept in its node too.
             self.groups = [(instance.gpus, prices.gpu + prices.node)]
-        self.layer_limits = [spectral_limits(self.counts, groups, stop, deadline) for groups, _ in self.groups]
+        self.layer_limits = [bounds.spectral_limits(self.counts, groups, stop, deadline) for groups, _ in self.groups]
         self.kept = [float(limits.sum()) for limits in self.layer_limits]
         self.kept_within = 0.0
         if instance.within is not None:
-            self.kept_within = float(sum(within_limit(count, instance.gpus) for count in instance.pairs_within))
+            self.kept_within = float(sum(bounds.within_limit(count, instance.gpus) for count in instance.pairs_within))
         costs = np.array([instance.cost_gpu, instance.cost_node])
         whole = (self.counts == np.rint(self.counts)).all() and self.kept_within == 0.0
         self.whole = bool(whole and (costs == np.rint(costs)).all())
@@ -336,16 +328,19 @@ class _Bound:
         """True if `tighten` has a method that is worth so many seconds of work."""
         if not len(self.counts) or not any(price > 0 for _, price in self.groups):
             return False
-        few = any(self.experts // groups <= LARGEST_GROUP for groups, _ in self.groups)
-        return few or affordable(len(self.counts) + 1, self.experts, seconds)
+        few = any(self.experts // groups <= bounds.LARGEST_GROUP for groups, _ in self.groups)
+        return few or bounds.affordable(len(self.counts) + 1, self.experts, seconds)
 
     def tighten(self, seconds: float, deadline: float, target: float, stop: Stop, on_change: Callable[[], None]) -> None:
         """Spend `seconds` of work, at most until `deadline`; where all hops cost the same, until `target` is reached."""
-        windows = affordable(len(self.counts) + 1, self.experts, seconds)
+        windows = bounds.affordable(len(self.counts) + 1, self.experts, seconds)
         steps = [
             (which, method)
             for which, (groups, _) in enumerate(self.groups)
-            for method, pays in ((heavy_limit, self.experts // groups <= LARGEST_GROUP), (keep_limit, windows))
+            for method, pays in (
+                (bounds.heavy_limit, self.experts // groups <= bounds.LARGEST_GROUP),
+                (bounds.keep_limit, windows),
+            )
             if pays
         ]
         for step, (which, method) in enumerate(steps):

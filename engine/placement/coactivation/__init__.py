@@ -3,5 +3,3 @@
 from engine.placement.coactivation.copies import chosen_copies, served, with_copies
 from engine.placement.coactivation.instance import CoactivationInstance, Travel
 from engine.placement.coactivation.kernel import coactivation
-
-__all__ = ["CoactivationInstance", "Travel", "chosen_copies", "coactivation", "served", "with_copies"]

@@ -62,10 +62,6 @@ class CoactivationInstance:
             raise InputError(f"cap: the most loaded GPU has at least the mean load, so wanted at least 1, not {self.cap:g}")
         object.__setattr__(self, "experts", experts.astype(np.int16))
         object.__setattr__(self, "source_gpu", source.astype(np.int64))
-        object.__setattr__(self, "expert_count", self._counted(experts))
-
-    def _counted(self, experts: np.ndarray) -> int:
-        """Experts of a layer, checked against the ids."""
         ids = int(experts.max(initial=0)) + 1
         count = -(-ids // self.gpus) * self.gpus if self.expert_count is None else self.expert_count
         if experts.min(initial=0) < -1 or ids > min(count, MOST_EXPERTS):
@@ -73,7 +69,7 @@ class CoactivationInstance:
             raise InputError(f"experts: ids are 0 to {limit} (-1: none), but one is {_odd(experts)}")
         if count < 1 or count % self.gpus:
             raise InputError(f"gpus: {count} experts cannot be spread equally over {self.gpus} GPUs")
-        return count
+        object.__setattr__(self, "expert_count", count)
 
     @property
     def layers(self) -> int:

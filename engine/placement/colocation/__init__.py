@@ -2,5 +2,3 @@
 
 from engine.placement.colocation.heterogeneous import colocate_heterogeneous, decoupled
 from engine.placement.colocation.pairs import colocate, pair_weight, random_colocation, sorted_colocation
-
-__all__ = ["colocate", "colocate_heterogeneous", "decoupled", "pair_weight", "random_colocation", "sorted_colocation"]

@@ -1,9 +1,8 @@
 """Local search for experts on devices, with replicas that share an expert's tokens equally.
 
-A state says which device holds which expert. The starts deal replicas, the largest first, to the lightest device with
-a free slot, for several numbers of replicas in all. From there the heaviest device is relieved, by handing an expert
-over or swapping two, and where that does not help by changing how many replicas an expert has; kicks leave a local
-optimum.
+A state says which device holds which expert. The starts deal replicas, the largest first, to the lightest device with a free
+slot, for several numbers of replicas in all. From there the heaviest device is relieved, by handing an expert over or swapping
+two, and where that does not help by changing how many replicas an expert has; kicks leave a local optimum.
 
 `pack_devices` is Lina's packing: popular experts on several devices, unpopular ones together on few (section 5.2). The paper
 says first-fit decreasing and little more. n_e sums to the number of devices, so the bins are to be filled to the brim, which

@@ -2,5 +2,3 @@
 
 from engine.placement.replication.instance import ReplicationInstance, Split, balancedness, share_of_slot
 from engine.placement.replication.kernel import Algorithm, replicate
-
-__all__ = ["Algorithm", "ReplicationInstance", "Split", "balancedness", "replicate", "share_of_slot"]

@@ -3,21 +3,23 @@
 Every rank sends an expert's tokens to one copy, by the rule in `engine.placement.dispatch_rules`, so where copies stand decides
 what they serve. With one copy in each node every rank has one near, and each serves its node; fewer in different nodes serve
 equally in the mean, but by lot; a second copy in a node serves its own rank alone. The search therefore tries numbers of
-experts that get a copy in every node, packs heaviest first, and exchanges slots of the busiest GPU with others under the very
-choices that ranks make. Layers come in turn, because ranks draw for one after another from one sequence.
+experts that get a copy in every node, packs heaviest first, and then, under the very choices that ranks make, exchanges slots
+of the busiest GPU with others, or gives one of its experts the slot of a copy elsewhere. Layers come in turn, because ranks
+draw for one after another from one sequence.
 
-The bound holds for any division of tokens: no GPU can be left with less than the mean of all, nor with less than the heaviest
-expert over the most copies that it may have.
+The bound is that of `engine.placement.replication.bounds`, which holds for any division of tokens over copies.
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numba
 import numpy as np
 
 from engine.errors import InputError
-from engine.placement.dispatch_rules import draw, drawn_numbers, fill_fixed, fill_near
+from engine.placement.dispatch_rules import dense_before, draw, drawn_numbers, fill_fixed, fill_near, pass_over
+from engine.placement.replication.bounds import least_time
 from engine.result import Floats, Ints, Result, Status, Stop, never, result_of
 
 RULES = {"nearest-static": 0, "nearest-dynamic": 1, "fixed": 2}
@@ -25,8 +27,9 @@ STARTS = 2
 """Packings of a layer that are improved: those that begin best."""
 GOOD_ENOUGH = 1.002
 """Time of the busiest GPU over the ideal at which a layer is left alone."""
-EXCHANGES = 400
-"""Exchanges that are tried for a packing of 32 GPUs; in proportion fewer where one takes longer to weigh."""
+TRIALS, CELLS, WORK = 20_000, 1_000_000, 4_000_000
+"""Changes that are tried for a packing at most, and the cells of tables that may be filled for them: one for each GPU where no
+rank has a choice, else a quarter of one for each GPU and expert, or more where ranks draw."""
 TINY = 1e-9
 
 
@@ -39,6 +42,7 @@ class RankedInstance:
     speed: float64[gpu], relative computing speed
     rule: one of RULES
     ranks_per_node: ranks of a node, so many in a row
+    model_layers: ascending number of each layer in the model, by default without dense layers before or between them
     """
 
     demand: Floats
@@ -46,6 +50,7 @@ class RankedInstance:
     speed: Floats
     rule: str
     ranks_per_node: int
+    model_layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         demand, slots = np.asarray(self.demand, np.float64), np.asarray(self.slots_of_gpu)
@@ -62,10 +67,8 @@ class RankedInstance:
     def bound(self) -> Floats:
         """float64[layer]: the time of the busiest GPU under the worst load, in units of the ideal, that nothing undercuts."""
         load = self.demand.sum(axis=2)
-        total = np.maximum(load.sum(axis=2), TINY)
-        copies = min(len(self.slots_of_gpu), int(self.slots_of_gpu.sum()) - load.shape[2] + 1)
-        fastest = np.sort(self.speed)[::-1][:copies].sum()
-        return np.maximum(1.0, (load.max(axis=2) / fastest / (total / self.speed.sum())).max(axis=0))
+        load /= np.maximum(load.sum(axis=2, keepdims=True), TINY) / self.speed.sum()
+        return np.maximum(1.0, least_time(load.swapaxes(0, 1), np.asarray(self.slots_of_gpu), self.speed))
 
 
 def replicate_by_rank(instance: RankedInstance, seed: int = 0, stop: Stop = never) -> Result:
@@ -74,29 +77,32 @@ def replicate_by_rank(instance: RankedInstance, seed: int = 0, stop: Stop = neve
     demand, rng = np.ascontiguousarray(instance.demand, np.float64), np.random.default_rng(seed)
     started, (layers, ranks) = time.perf_counter(), demand.shape[1:3]
     slots_of_gpu = np.asarray(instance.slots_of_gpu, np.int64)
-    used, numbers = np.zeros(ranks, dtype=np.int64), drawn_numbers()
+    used, model_layers = np.zeros(ranks, dtype=np.int64), instance.model_layers or tuple(range(layers))
+    numbers = drawn_numbers(model_layers, ranks, demand.shape[3], int(slots_of_gpu.sum()))
     rows, worst = [], np.empty(layers)
     bound = instance.bound
     settings = RULES[instance.rule], min(instance.ranks_per_node, ranks)
-    for layer in range(layers):
+    for layer, dense in enumerate(dense_before(model_layers)):
+        if instance.rule == "nearest-static":
+            pass_over(dense, slots_of_gpu, demand.shape[3], settings[1], numbers, used)
         here = np.ascontiguousarray(demand[:, layer])
         unit = np.maximum(here.sum(axis=(1, 2)), TINY) / instance.speed.sum()
         here /= unit[:, None, None]
-        starts = []
-        for count in _counts(here.sum(axis=1).max(axis=0), instance, stop):
+        starts, enough = [], GOOD_ENOUGH * bound[layer]
+        for count in _counts(here.sum(axis=1).max(axis=0), instance):
             packed = np.full((ranks, int(slots_of_gpu.max())), -1, dtype=np.int64)
-            if pack(here.sum(axis=1).mean(axis=0), count, slots_of_gpu, instance.speed, settings[1], packed):
-                end, _ = weigh(packed, here, instance.speed, *settings, numbers, used)
-                starts.append((end, len(starts), packed))
+            pack(here.sum(axis=1).mean(axis=0), count, slots_of_gpu, instance.speed, settings[1], packed)
+            end, _ = weigh(packed, here, instance.speed, *settings, numbers, used)
+            starts.append((end, len(starts), packed))
         best, best_time, best_used = None, np.inf, used
-        for end, _, packed in sorted(starts)[:STARTS]:
-            if not stop() and best_time > GOOD_ENOUGH * bound[layer]:
-                draws = rng.integers(0, 2**62, EXCHANGES)
-                end = exchange(packed, here, instance.speed, *settings, numbers, used, draws, GOOD_ENOUGH * bound[layer])
+        for _, _, packed in sorted(starts)[:STARTS]:
+            if not stop() and best_time > enough:
+                draws = rng.integers(0, 2**62, min(TRIALS, CELLS // ranks))
+                improve(packed, here, instance.speed, *settings, numbers, used, draws, enough)
+            end, after = weigh(packed, here, instance.speed, *settings, numbers, used)
             if end < best_time:
-                best, best_time = packed, end
-                best_used = weigh(packed, here, instance.speed, *settings, numbers, used)[1]
-        used, worst[layer] = best_used, best_time
+                best, best_time, best_used = packed, end, after
+        used, worst[layer] = best_used, max(best_time, 1.0)  # a layer without tokens is even
         rows.append(np.concatenate([row[:size] for row, size in zip(best, slots_of_gpu, strict=True)]))
     objective, limit = float(1 / worst.max()), float(1 / bound.max())
     status = Status.OPTIMAL if objective >= limit * (1 - 1e-9) else Status.FEASIBLE
@@ -104,78 +110,85 @@ def replicate_by_rank(instance: RankedInstance, seed: int = 0, stop: Stop = neve
     return result_of("replicate-by-rank", started, status, objective, limit, np.array(rows), options, seed)
 
 
-def _counts(load: Floats, instance: RankedInstance, stop: Stop) -> list[Ints]:
+def _counts(load: Floats, instance: RankedInstance) -> list[Ints]:
     """Numbers of copies, int64[expert] each, that are worth packing."""
-    gpus, experts = len(instance.slots_of_gpu), len(load)
+    gpus, experts = int((np.asarray(instance.slots_of_gpu) > 0).sum()), len(load)
     spare = int(instance.slots_of_gpu.sum()) - experts
-    nodes = -(-gpus // instance.ranks_per_node)
-    load = np.maximum(load, TINY * max(load.mean(), TINY))
+    load, ones = np.maximum(load, TINY * max(load.mean(), TINY)), np.ones(experts, dtype=np.int64)
     if instance.rule == "fixed":
         even = [count for count in range(1, gpus + 1) if gpus % count == 0]
-        return [
-            _greedy(load, np.ones(experts, dtype=np.int64), spare, even),
-            _greedy(load, np.ones(experts, np.int64), spare, None),
-        ]
-    every = nodes if nodes > 1 else gpus
+        return [_greedy(load, ones, spare, steps, gpus) for steps in (even, range(1, gpus + 1))]
+    nodes = -(-len(instance.slots_of_gpu) // instance.ranks_per_node)
+    every = min(nodes, gpus) if nodes > 1 else gpus
     order, found = np.argsort(-load, kind="stable"), []
     for covered in range(min(spare // max(every - 1, 1), experts) + 1 if every > 1 else 1):
-        count = np.ones(experts, dtype=np.int64)
+        count = ones.copy()
         count[order[:covered]] = every
-        found.append(_greedy(load, count, spare - covered * (every - 1), list(range(1, every + 1)), order[covered:]))
+        found.append(_greedy(load, count, spare - covered * (every - 1), range(1, every + 1), gpus, order[covered:]))
     return found
 
 
-def _greedy(load: Floats, count: Ints, spare: int, steps: list[int] | None, among: Ints | None = None) -> Ints:
-    """Spare slots one after another to the expert with most tokens a copy, whose copies go up by the steps; those that no step
-    fits go on by one."""
+def _greedy(load: Floats, count: Ints, spare: int, steps: Sequence[int], most: int, among: Ints | None = None) -> Ints:
+    """Spare slots one after another to the expert with most tokens a copy, whose copies go up by the steps; what no step fits
+    goes on by one, to experts with least tokens a copy, where it changes least. most: copies of an expert"""
     count = count.copy()
     open_to = np.zeros(len(load), dtype=bool)
     open_to[np.arange(len(load)) if among is None else among] = True
-    while spare > 0:
-        quotient = np.where(open_to, load / count, -1.0)
-        expert = int(quotient.argmax())
-        if quotient[expert] < 0:
-            break
-        larger = count[expert] + 1 if steps is None else next((step for step in steps if step > count[expert]), 0)
+    while spare > 0 and open_to.any():
+        expert = int(np.where(open_to, load / count, -1.0).argmax())
+        larger = next((step for step in steps if step > count[expert]), 0)
         if larger == 0 or larger - count[expert] > spare:
             open_to[expert] = False
             continue
         spare -= larger - count[expert]
         count[expert] = larger
-    most = len(load)
-    while spare > 0:  # what is left goes to experts with least tokens, where it changes least
-        for expert in np.argsort(load / count, kind="stable")[:most]:
-            if spare > 0:
-                count[expert] += 1
-                spare -= 1
+    while spare > 0:
+        room = np.argsort(np.where(count < most, load / count, np.inf), kind="stable")[: int((count < most).sum())][:spare]
+        count[room] += 1
+        spare -= len(room)
     return count
 
 
 @numba.njit(cache=True)
-def pack(load: Floats, count: Ints, slots_of_gpu: Ints, speed: Floats, ranks_per_node: int, packed: Ints) -> bool:
+def pack(load: Floats, count: Ints, slots_of_gpu: Ints, speed: Floats, ranks_per_node: int, packed: Ints) -> None:
     """Deal copies to GPUs, heaviest first, each to the GPU that ends soonest among those with room that do not have the expert,
-    in a node with as few of its copies as any. False if no GPU is left for a copy. packed: int64[gpu, place], filled in."""
+    in a node with as few of its copies as any. Where all with room have it, one of them takes an expert of a GPU that has not;
+    where none can, it gets a second copy. packed: int64[gpu, place], filled in."""
     gpus = len(speed)
     nodes = (gpus + ranks_per_node - 1) // ranks_per_node
     time, filled = np.zeros(gpus), np.zeros(gpus, dtype=np.int64)
     for expert in np.argsort(-(load / count)):
         in_node, taken = np.zeros(nodes, dtype=np.int64), np.zeros(gpus, dtype=np.bool_)
+        each = load[expert] / count[expert]
         for _ in range(count[expert]):
             chosen, fewest, soonest = -1, 1 << 60, np.inf
             for gpu in range(gpus):
                 if taken[gpu] or filled[gpu] >= slots_of_gpu[gpu]:
                     continue
-                here, end = in_node[gpu // ranks_per_node], time[gpu] + load[expert] / count[expert] / speed[gpu]
+                here, end = in_node[gpu // ranks_per_node], time[gpu] + each / speed[gpu]
                 if here < fewest or (here == fewest and end < soonest):
                     chosen, fewest, soonest = gpu, here, end
+            roomy = -1
             if chosen < 0:
-                return False
-            packed[chosen, filled[chosen]] = expert
-            filled[chosen] += 1
-            time[chosen] = soonest
+                roomy = np.argmax(slots_of_gpu - filled)
+                for gpu in range(gpus):
+                    for place in range(filled[gpu]):
+                        passed = packed[gpu, place]
+                        if chosen < 0 and not taken[gpu] and not (packed[roomy] == passed).any():
+                            chosen = gpu
+                            packed[gpu, place], packed[roomy, filled[roomy]] = expert, passed
+                            moved = load[passed] / count[passed]
+                            time[gpu] += (each - moved) / speed[gpu]
+                            time[roomy] += moved / speed[roomy]
+                            filled[roomy] += 1
+                if chosen < 0:
+                    chosen, roomy = roomy, -1
+            if roomy < 0:
+                packed[chosen, filled[chosen]] = expert
+                filled[chosen] += 1
+                time[chosen] += each / speed[chosen]
             taken[chosen] = True
             in_node[chosen // ranks_per_node] += 1
-    return True
 
 
 @numba.njit(cache=True)
@@ -187,15 +200,15 @@ def weigh(
     packed: int64[gpu, place], -1 where there is no slot
     demand: float64[load, rank, expert]
     """
-    time, after = times(packed, demand, speed, rule, ranks_per_node, numbers, used)
+    time, after, _ = times(packed, demand, speed, rule, ranks_per_node, numbers, used)
     return time.max(), after
 
 
 @numba.njit(cache=True)
 def times(
     packed: Ints, demand: Floats, speed: Floats, rule: int, ranks_per_node: int, numbers: Ints, used: Ints
-) -> tuple[Floats, Ints]:
-    """(float64[load, gpu] times, int64[rank] numbers used up), see `weigh`."""
+) -> tuple[Floats, Ints, Floats]:
+    """(float64[load, gpu] times, int64[rank] numbers used up, float64[load, gpu, place] tokens), see `weigh`."""
     loads, ranks, experts = demand.shape
     copies, number = np.zeros(experts, dtype=np.int64), np.full(experts, -1, dtype=np.int64)
     for expert in packed.ravel():
@@ -205,15 +218,16 @@ def times(
     number[several] = np.arange(len(several))
     begin = np.zeros(len(several) + 1, dtype=np.int64)
     begin[1:] = np.cumsum(copies[several])
-    gpus, place = np.empty(begin[-1], dtype=np.int16), begin[:-1].copy()
-    time, total = np.zeros((loads, ranks)), demand.sum(axis=1)
+    gpus, slot, following = np.empty(begin[-1], dtype=np.int16), np.empty(begin[-1], dtype=np.int64), begin[:-1].copy()
+    part, total = np.zeros((loads, ranks, packed.shape[1])), demand.sum(axis=1)
     for gpu in range(ranks):
-        for expert in packed[gpu]:
+        for place, expert in enumerate(packed[gpu]):
             if expert >= 0 and number[expert] >= 0:
-                gpus[place[number[expert]]] = gpu
-                place[number[expert]] += 1
+                copy = following[number[expert]]
+                gpus[copy], slot[copy] = gpu, place
+                following[number[expert]] = copy + 1
             elif expert >= 0:
-                time[:, gpu] += total[:, expert]
+                part[:, gpu, place] = total[:, expert]
     table, after = np.empty((1, ranks, len(several)), dtype=np.int16), used.copy()
     if rule == 2:
         fill_fixed(begin, gpus, table)
@@ -226,17 +240,46 @@ def times(
             count = begin[turn + 1] - begin[turn]
             for rank in range(ranks):
                 amount = demand[load, rank, several[turn]]
-                if table[0, rank, turn] >= 0:
-                    time[load, table[0, rank, turn]] += amount
-                else:
-                    for copy in range(begin[turn], begin[turn + 1]):
-                        time[load, gpus[copy]] += amount / count
-        time[load] /= speed
-    return time, after
+                for copy in range(begin[turn], begin[turn + 1]):
+                    if table[0, rank, turn] < 0:
+                        part[load, gpus[copy], slot[copy]] += amount / count
+                    elif table[0, rank, turn] == gpus[copy]:
+                        part[load, gpus[copy], slot[copy]] += amount
+                        break
+    return part.sum(axis=2) / speed, after, part
 
 
 @numba.njit(cache=True)
-def exchange(
+def serve(packed: Ints, expert: int, sign: float, demand: Floats, rule: int, ranks_per_node: int, part: Floats) -> bool:
+    """Add the tokens of an expert that each GPU serves, by a sign, to float64[load, gpu]; False, and nothing is added, if ranks
+    draw for it."""
+    loads, ranks, _ = demand.shape
+    gpus, count = np.empty(packed.size, dtype=np.int16), 0
+    for gpu in range(ranks):
+        for held in packed[gpu]:
+            if held == expert:
+                gpus[count] = gpu
+                count += 1
+    begin, table = np.array([0, count]), np.empty((1, ranks, 1), dtype=np.int16)
+    if rule == 2:
+        fill_fixed(begin, gpus, table)
+    else:
+        fill_near(begin, gpus, ranks_per_node, table)
+        if rule == 0 and table.min() < 0:
+            return False
+    for load in range(loads):
+        for rank in range(ranks):
+            amount, gpu = sign * demand[load, rank, expert], table[0, rank, 0]
+            if gpu >= 0:
+                part[load, gpu] += amount
+            else:
+                for copy in range(count):
+                    part[load, gpus[copy]] += amount / count
+    return True
+
+
+@numba.njit(cache=True)
+def improve(
     packed: Ints,
     demand: Floats,
     speed: Floats,
@@ -246,31 +289,103 @@ def exchange(
     used: Ints,
     draws: Ints,
     enough: float,
-) -> float:
-    """Exchange slots of the busiest GPU with slots of others, drawn at random, whenever that makes the busiest one faster; the
-    time that it ends with. packed: int64[gpu, place], changed in place; draws: int64[exchange]; enough: time to stop at."""
-    time, _ = times(packed, demand, speed, rule, ranks_per_node, numbers, used)
-    best = time.max()
-    gpus, places = packed.shape
-    for number in draws:
+) -> None:
+    """Exchange slots of the busiest GPU with slots of others, or let one of two slots take the expert of the other where its
+    own has more copies, drawn at random. Between GPUs of a node, copies that are their experts' only ones there keep the ranks
+    that use them and all that these draw, so that nothing is counted anew. What makes the busiest GPU slower by no more than a
+    tolerance stays, too, and the tolerance falls; the best is kept. The time of the busiest GPU that it ends with.
+
+    packed: int64[gpu, place], changed in place
+    draws: int64[trial]
+    enough: time to stop at
+    """
+    time, _, tokens = times(packed, demand, speed, rule, ranks_per_node, numbers, used)
+    now = best = time.max()
+    loads, gpus, experts = demand.shape
+    places, spent = packed.shape[1], 0
+    kept, copies, part = packed.copy(), np.zeros(experts, dtype=np.int64), np.empty((loads, gpus))
+    for expert in packed.ravel():
+        if expert >= 0:
+            copies[expert] += 1
+    dear = gpus * experts * gpus // 64 + 1
+    patience = 1.0 if rule else min(1.0, WORK / dear / TRIALS)
+    for trial in range(len(draws)):
         if best <= enough:
             break
+        number, done = draws[trial], trial / len(draws)
         busiest = time.argmax() % gpus
+        kind, number = number % 8, number // 8
+        one, number = (number % gpus if kind == 7 else busiest), number // gpus
         mine, number = number % places, number // places
-        other, number = number % gpus, number // gpus
+        first = one // ranks_per_node * ranks_per_node
+        node = packed[first : first + ranks_per_node]
+        other = first + number % len(node) if kind == 4 else number % gpus
+        number //= gpus
         yours = number % places
-        here, there = packed[busiest, mine], packed[other, yours]
-        if other == busiest or here < 0 or there < 0 or here == there:
+        here, there = packed[one, mine], packed[other, yours]
+        if other == one or here < 0 or there < 0 or here == there:
             continue
-        if (packed[busiest] == there).any() or (packed[other] == here).any():
+        given, taken = kind != 6 or copies[here] == 1, kind != 5 or copies[there] == 1
+        if (given and (packed[other] == here).any()) or (taken and (packed[one] == there).any()):
             continue
-        packed[busiest, mine], packed[other, yours] = there, here
-        tried, _ = times(packed, demand, speed, rule, ranks_per_node, numbers, used)
-        if tried.max() < best * (1 - 1e-12):
-            time, best = tried, tried.max()
+        allowed = best * (1 + patience * (best / enough - 1) * (1 - done) ** 2) - TINY
+        alone, tried = copies[here] == 1 and copies[there] == 1, time
+        if not alone and given and taken and 0 <= other - first < len(node):
+            alone = (node == here).sum() == 1 and (node == there).sum() == 1
+        if alone:  # ranks have no choice, or the same as before: the times of two GPUs change
+            late = False
+            for load in range(loads):
+                more = tokens[load, other, yours] - tokens[load, one, mine]
+                late |= time[load, one] + more / speed[one] >= allowed or time[load, other] - more / speed[other] >= allowed
+            if late:
+                continue
+            tried = time.copy()
+            for load in range(loads):
+                more = tokens[load, other, yours] - tokens[load, one, mine]
+                tried[load, one] += more / speed[one]
+                tried[load, other] -= more / speed[other]
+        if not alone:
+            part[:] = 0.0
+            known = serve(packed, here, -1.0, demand, rule, ranks_per_node, part)
+            known &= serve(packed, there, -1.0, demand, rule, ranks_per_node, part)
+        if given:
+            packed[other, yours] = here
+        if taken:
+            packed[one, mine] = there
+        if not alone:
+            known &= serve(packed, here, 1.0, demand, rule, ranks_per_node, part)
+            known &= serve(packed, there, 1.0, demand, rule, ranks_per_node, part)
+            tried, counted = time + part / speed, tokens
+            if not known:
+                if spent > done * WORK:  # the trials without draws are not to wait for these
+                    packed[one, mine], packed[other, yours] = here, there
+                    continue
+                spent += dear
+                tried, _, counted = times(packed, demand, speed, rule, ranks_per_node, numbers, used)
+        if tried.max() < allowed:
+            time, now = tried, tried.max()
+            if alone:
+                for load in range(loads):
+                    moved = tokens[load, one, mine]
+                    tokens[load, one, mine], tokens[load, other, yours] = tokens[load, other, yours], moved
+            elif not known:
+                tokens = counted
+            else:
+                for expert in (here, there):
+                    part[:] = 0.0
+                    serve(packed, expert, 1.0, demand, rule, ranks_per_node, part)
+                    for gpu in range(gpus):
+                        for place in range(places):
+                            if packed[gpu, place] == expert:
+                                tokens[:, gpu, place] = part[:, gpu]
+            copies[here] += given - taken
+            copies[there] += taken - given
+            if now < best:
+                best = now
+                kept[:] = packed
         else:
-            packed[busiest, mine], packed[other, yours] = here, there
-    return best
+            packed[one, mine], packed[other, yours] = here, there
+    packed[:] = kept
 
 
 def compile_ahead() -> None:

@@ -21,7 +21,7 @@ MOST_WAYS = 3000
 """Ways to deal groups to nodes up to which all are tried: 8 groups on 4 nodes are 105, 12 on 3 nodes 5775."""
 
 
-def groups_of_nodes(load: Floats, nodes: int, groups: int, speed_of_node: float, seed: int = 0) -> tuple[Ints, Floats]:
+def groups_of_nodes(load: Floats, nodes: int, groups: int, speed_of_node: float) -> tuple[Ints, Floats]:
     """(groups in the order of their nodes int64[row, group], proven least time of the busiest node float64[row]).
 
     load: float64[row, load, expert], in units in which a node does `speed_of_node` in a time of 1.
@@ -36,7 +36,7 @@ def groups_of_nodes(load: Floats, nodes: int, groups: int, speed_of_node: float,
     worst_work = work.max(axis=1)
     layout = packed(worst_work, np.ones((rows, groups), dtype=np.int64), np.full(nodes, share), np.ones(nodes))
     layouts = Layouts(layout, equal_weights(layout, work), np.ones(nodes))
-    exchange(layouts, np.ones(rows), 200, np.random.default_rng(seed), never)
+    exchange(layouts, np.ones(rows), 200, np.random.default_rng(0), never)
     # The heaviest group has company: the lightest others at least.
     rising = np.sort(work, axis=2)
     least = rising[:, :, -1] + rising[:, :, : share - 1].sum(axis=2)
@@ -196,12 +196,12 @@ def share_of_slot(physical_to_logical: Ints, instance: ReplicationInstance, stop
     return weight[:, :, instance._places].swapaxes(0, 1)
 
 
-def balancedness(physical_to_logical: Ints, instance: ReplicationInstance, stop: Stop = never) -> Floats:
+def balancedness(physical_to_logical: Ints, instance: ReplicationInstance) -> Floats:
     """float64[load, layer], of int64[layer, slot]: the ideal time over the time of the slowest GPU; 1 without any load.
 
     With equal speeds it is mean / max of the GPUs' loads.
     """
-    share = share_of_slot(physical_to_logical, instance, stop)
+    share = share_of_slot(physical_to_logical, instance)
     work = np.zeros((*share.shape[:2], instance.gpus))
     np.add.at(work, (slice(None), slice(None), instance.gpu_of_slot), share)
     return 1.0 / np.maximum((work / instance.speed).max(axis=2), 1.0)

@@ -3,5 +3,3 @@
 from engine.simulate.training.pricing import MAX_PARTS, PricedStep, graph_of, price_step
 from engine.simulate.training.program import check_step_parts
 from engine.simulate.training.step import bound_of_step, simulate_step
-
-__all__ = ["MAX_PARTS", "PricedStep", "bound_of_step", "check_step_parts", "graph_of", "price_step", "simulate_step"]

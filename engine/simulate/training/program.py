@@ -182,7 +182,14 @@ def program_of(plan: Plan, problem: Problem, priced: PricedStep) -> Program:
             build.add(operator, part, parts, number if parts > 1 else -1)
             for operator, part in _emission(stretch, parts, interleaved)
         ]
-        _block(build, tasks)
+        # Frameworks let the compute stream wait for an all-to-all as soon as it is issued: the next task of the program starts
+        # after it, needed or not, except for weight gradients that a plan moves under it and the parts of its own stretch
+        first = next((task for task in tasks if build.stream[task] == COMPUTE), None)
+        if build.blocking is not None and first is not None:
+            build.edges.append((build.blocking, first))
+            build.blocking = None
+        if build.stream[tasks[-1]] == ALL_TO_ALL:
+            build.blocking = tasks[-1]
         waiting += [gradient for operator in stretch for gradient in moved.get(operator.name, ())]
         # A weight gradient goes right behind its all-to-all, but never before its inputs are issued.
         ready = [gradient for gradient in waiting if all(name in build.last for name in before[gradient.name])]
@@ -292,17 +299,6 @@ def _emission(stretch: list[Operator], parts: int, interleaved: bool) -> Iterato
     for stage in stages:
         for part in range(parts):
             yield from ((operator, part) for operator in stage)
-
-
-def _block(build: _Builder, tasks: list[int]) -> None:
-    """Frameworks let the compute stream wait for an all-to-all as soon as it is issued: the next task of the program starts
-    after it, needed or not, except for weight gradients that a plan moves under it and the parts of its own stretch."""
-    first = next((task for task in tasks if build.stream[task] == COMPUTE), None)
-    if build.blocking is not None and first is not None:
-        build.edges.append((build.blocking, first))
-        build.blocking = None
-    if build.stream[tasks[-1]] == ALL_TO_ALL:
-        build.blocking = tasks[-1]
 
 
 def _join(build: _Builder, graph: OperatorGraph, cuts: list[Cut]) -> None:

@@ -14,7 +14,7 @@ from engine.plan import Placement, Plan
 from engine.problem import Problem
 from engine.simulate.streams import COMPUTE, run_streams
 from engine.simulate.training.pricing import PricedStep, all_reduce_seconds, expert_groups, price_step
-from engine.simulate.training.program import Program, program_of
+from engine.simulate.training.program import program_of
 from engine.timeline import KINDS, STREAMS, Timeline
 from engine.workload import RoutingTrace
 
@@ -38,22 +38,6 @@ def simulate_step(plan: Plan, problem: Problem) -> Timeline:
     priced = price_step(problem, plan.placement, irregular, as_recorded=tuple(cuts))
     program = program_of(plan, problem, priced)
     start, end = run_streams(program.tasks, plan.priority.policy)
-    return _timeline(program, priced, start, end, problem)
-
-
-def _check_replicas(plan: Plan, problem: Problem) -> None:
-    """Gradients of replicated experts have to be summed up, which is only known how to for groups of GPUs."""
-    if plan.placement.single:
-        return
-    if problem.graph is not None:
-        raise InputError(f"the plan {plan.name} holds experts several times, but the operator graph has each of them once")
-    if expert_groups(plan.placement) == 1:
-        raise InputError(
-            f"the plan {plan.name} holds experts several times, but not in groups of neighbouring GPUs that hold each once"
-        )
-
-
-def _timeline(program: Program, priced: PricedStep, start: np.ndarray, end: np.ndarray, problem: Problem) -> Timeline:
     task, group = np.nonzero(end > start)
     operators = priced.graph.operators
     kind_of = ["all_reduce" if place < 0 else event_kind(operators[place]) for place in program.operators]
@@ -71,6 +55,18 @@ def _timeline(program: Program, priced: PricedStep, start: np.ndarray, end: np.n
     labels = tuple(program.labels[index] for index in task)
     measured = "; operators with measured times count as measured" if problem.graph is not None else ""
     return Timeline(events, lanes, "simulated", problem.cost_source + measured, labels)
+
+
+def _check_replicas(plan: Plan, problem: Problem) -> None:
+    """Gradients of replicated experts have to be summed up, which is only known how to for groups of GPUs."""
+    if plan.placement.single:
+        return
+    if problem.graph is not None:
+        raise InputError(f"the plan {plan.name} holds experts several times, but the operator graph has each of them once")
+    if expert_groups(plan.placement) == 1:
+        raise InputError(
+            f"the plan {plan.name} holds experts several times, but not in groups of neighbouring GPUs that hold each once"
+        )
 
 
 def event_kind(operator: Operator) -> str:

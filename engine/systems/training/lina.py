@@ -40,9 +40,8 @@ class LinaOptions(Options):
     pipelining: bool = Field(True, description="cut all-to-alls into micro-ops too, and the experts with them (Fig. 8b)")
     packing: Literal["best", "lina", "off"] = Field(
         "best",
-        description="experts on a GPU, in powers of two: best: what makes the step shortest; lina: the paper's rule, until "
-        "the experts fill the all-to-alls, which does not see that packed experts must be all-reduced; off: as few as hold "
-        "all",
+        description="experts on a GPU, in powers of two: best: what makes the step shortest; lina: the paper's rule, until the "
+        "experts fill the all-to-alls, which does not see that packed experts must be all-reduced; off: as few as hold all",
     )
     bucket_mb: Bucket = 25.0
 
