@@ -1,1 +1,1 @@
-"""The engines' own code beside ours: `make engines`. A file an engine, each with `rows(folder)`."""
+"""The engines' own code compared with ours: `make engines`. A file an engine, each with `rows(folder)`."""

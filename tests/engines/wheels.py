@@ -1,15 +1,10 @@
-"""Pinned packages of the engines, read without being installed, and single functions of theirs."""
+"""Pinned packages of the engines, read without being installed."""
 
-import ast
-import random
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import torch
+from typing import NamedTuple
 
 
 class Row(NamedTuple):
@@ -22,29 +17,15 @@ class Row(NamedTuple):
     """The package with its version."""
 
     agreement: str
-    """How far they agree, in figures."""
+    """Figures of their agreement."""
 
     holds: bool
-    """Whether they agree as far as they should."""
+    """True if they agree as far as they should."""
 
 
-def wheel_of(requirement: str, folder: Path) -> zipfile.ZipFile:
-    """The wheel of a pinned package, as the package index has it."""
+def wheel_of(requirement: str, folder: Path, *options: str) -> zipfile.ZipFile:
+    """The wheel of a pinned package, as the package index has it. options: further ones of pip, as of another Python"""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", "-d", str(folder)]
-    subprocess.run([*command, requirement], check=True, stderr=subprocess.DEVNULL)
+    subprocess.run([*command, *options, requirement], check=True, stderr=subprocess.DEVNULL)
     name = requirement.partition("==")[0].replace("-", "_")
     return zipfile.ZipFile(next(folder.glob(f"{name}-*.whl")))
-
-
-def functions_of(source: str, names: Iterable[str], **around: Any) -> dict[str, Callable]:
-    """These functions of a module, compiled from its text without its imports. around: the names that they use."""
-    wanted = set(names)
-    tree = ast.parse(source)
-    tree.body = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in wanted]
-    for node in tree.body:
-        node.decorator_list, node.returns = [], None
-        for argument in (*node.args.args, *node.args.kwonlyargs):
-            argument.annotation = None
-    space = {"torch": torch, "random": random, **around}
-    exec(compile(tree, "engine", "exec"), space)
-    return {name: space[name] for name in wanted}

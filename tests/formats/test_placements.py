@@ -15,7 +15,7 @@ from engine.catalogue import model_presets, node_types
 from engine.cluster import Cluster
 from engine.compare.redundancy import project_evenly
 from engine.costs import Datasheet
-from engine.formats.placements import TARGETS, open_plan_file, read_deployed, recognise, write_placement
+from engine.formats.placements import TARGETS, facts_of_log, open_plan_file, read_deployed, recognise, write_placement
 from engine.formats.placements.exflow import read_table, write
 from engine.formats.source import one_clear_line
 from engine.plan import Placement, Plan, SendOrder
@@ -94,7 +94,8 @@ def test_vllm_s_expert_map():
     for layer, row in enumerate(EVEN.experts_of_gpu):
         for gpu, held in enumerate(row):
             table[layer, gpu, list(held)] = np.arange(len(held))
-    assert read_as("expert_map.pth", saved_tensors(torch.from_numpy(table))) == EVEN
+    saved = saved_tensors(torch.from_numpy(table))
+    assert read_as("expert_map.pth", saved) == EVEN == recognise(Path("expert_map.pth"), saved).deployed(TINY, None).placement
     for place, value, said in (((0, 0), -1, "is in no slot"), ((0, 0, 5), 0, "beyond the 4"), ((0, 0, 0), -2, "below -1")):
         wrong = table.copy()
         wrong[place] = value
@@ -153,7 +154,12 @@ def test_an_expert_twice_on_a_gpu_is_dead_with_ascend_and_may_run_elsewhere():
     assert held_by(read_as("x", f'{{"physical_to_logical_map": [{row}, {row}, {row}]}}'))[0] == [[0, 0, 2], [3, 1, 1]]
 
 
-KEEPS_ORDER = set(TARGETS) - {"exflow"}
+KEEPS_ORDER = set(TARGETS) - {"exflow", "megatron"}
+
+
+def in_order(placement: Placement) -> list[list[int]]:
+    """The experts of a layer's slots, GPU after GPU."""
+    return [[expert for held in row for expert in held] for row in held_by(placement)]
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -164,6 +170,8 @@ def test_what_is_written_keeps_the_rules_and_is_read_back(target, data):
     for name in NAMES[target]:
         (content,) = write_placement(target, placement, model, name).files.values()
         back = recognise(Path(name), content).deployed(model, placement.gpus)
+        alone = recognise(Path(name), content).deployed(model, None).placement  # of however many GPUs
+        assert in_order(alone) == in_order(back.placement)
         if target in KEEPS_ORDER:
             assert back.placement == placement
             assert check(target, content, model, placement.gpus) == held_by(placement)
@@ -296,7 +304,7 @@ def test_expert_maps_in_a_log_of_vllm(tmp_path, text, row, notes):
     path = tmp_path / "server.log"
     path.write_text(text)
     deployed = open_plan_file(path).deployed(TINY, 2)
-    assert held_by(deployed.placement) == [row, row]
+    assert held_by(deployed.placement) == [row, row] == held_by(open_plan_file(path).deployed(TINY, None).placement)
     assert len(deployed.notes) == len(notes) and all(part in note for part, note in zip(notes, deployed.notes, strict=True))
     assert formats.identify(path).name == "vllm-log"
 
@@ -320,3 +328,10 @@ def test_logs_of_vllm_that_do_not_place_the_model(tmp_path, text, gpus, parts):
         refused(path, *parts, read=lambda path: read_deployed(path, TINY, gpus))
     else:  # twice as many slots as experts
         assert held_by(read_deployed(path, TINY, gpus))[0] == [[0, 1, 2, 3], [0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize(("ranks", "said"), [(3, "without rank 3;"), (2, "without rank 2 and 1 more;")])
+def test_a_log_says_which_ranks_it_lacks(tmp_path, ranks, said):
+    path = tmp_path / "server.log"
+    path.write_text("".join(rank_map(rank, [rank], ranks=4) for rank in range(ranks)))
+    assert said in facts_of_log(path)[0].message

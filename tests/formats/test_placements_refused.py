@@ -241,7 +241,7 @@ def test_names_that_an_engine_would_not_open():
 
 def test_what_to_add_for_each_engine():
     lines = {target: write_placement(target, EVEN, TINY, NAMES[target][0]).lines for target in WITH_REPLICAS}
-    slots = ("--ep-num-redundant-experts 2", "--ep-size 2", "--ep-dispatch-algorithm dynamic")
+    slots = ("--ep-num-redundant-experts 2", "--tp-size 2", "--ep-size 2", "--ep-dispatch-algorithm dynamic")
     assert lines["sglang"] == ("--init-expert-location plan.json", *slots)
     config = ("moe_config:", "  load_balancer: plan.yaml")
     assert lines["trtllm"] == (*config, "enable_attention_dp: true", "moe_expert_parallel_size: 2")
@@ -262,10 +262,12 @@ def test_what_to_add_for_each_engine():
     [
         ("sglang", None, "--ep-dispatch-algorithm dynamic", "without an all-to-all backend; with one", True),
         ("sglang", "nearest-static", "--ep-dispatch-algorithm static", "as the dispatch algorithm 'static' does", True),
+        ("sglang", "nearest-static", "--deepep-mode low_latency", "as the dispatch algorithm 'static' does", True),
         ("sglang", "lp", "--ep-dispatch-algorithm lp", "as the dispatch algorithm 'lp' does", True),
-        ("sglang", "fixed", "--ep-dispatch-algorithm dynamic", "plan for that rule", False),
+        ("sglang", "fixed", "--ep-dispatch-algorithm dynamic", "a rule for copies that SGLang does not have", False),
+        ("sglang", "nearest-static", "--tp-size 2", "all-to-all backend", True),  # else it is no EP size
         ("vllm-ascend", None, "--enable-expert-parallel", "one fixed copy of an expert", True),
-        ("vllm-ascend", "fixed", "--enable-expert-parallel", "v0.25.1", True),
+        ("vllm-ascend", "fixed", "--enable-expert-parallel", "count on --tensor-parallel-size 1", True),
     ],
 )
 def test_a_plan_is_exported_with_the_rule_of_copies_that_it_was_made_for(target, rule, line, note, carried):
@@ -275,11 +277,22 @@ def test_a_plan_is_exported_with_the_rule_of_copies_that_it_was_made_for(target,
     assert carried == (not any(said.startswith("not carried: how tokens travel") for said in exported.notes))
 
 
+def test_a_rule_for_copies_is_not_missed_where_there_are_none():
+    single = placed([[0, 1], [2, 3]], [[0, 1], [2, 3]])
+    parts = {"name": "p", "send_order": SendOrder(mode="concurrent"), "provenance": Provenance(optimiser="t")}
+    plan = Plan(placement=single, travel=Travel(replicas="fixed"), **parts)
+    assert not [
+        note for target in NAMES for note in write_placement(target, plan, TINY, NAMES[target][0]).notes if "travel" in note
+    ]
+
+
 def test_a_permutation_across_the_groups_of_a_router_is_named():
     grouped = TINY.model_copy(update={"expert_groups": 2})
     mixed, whole = placed([[0, 2], [1, 3]], [[0, 1], [2, 3]]), placed([[2, 3], [0, 1]], [[0, 1], [2, 3]])
     assert "1 of 2 layers mix the 2 groups" in " ".join(write_placement("megatron", mixed, grouped).notes)
-    for placement, model in ((whole, grouped), (mixed, TINY)):
+    moved = placed([[3, 2], [1, 0]], [[0, 1], [2, 3]])  # the order within a GPU is free
+    assert json.loads(write_placement("megatron", moved, grouped).files["plan.json"])[0] == [2, 3, 0, 1]
+    for placement, model in ((whole, grouped), (mixed, TINY), (moved, grouped)):
         assert "groups" not in " ".join(write_placement("megatron", placement, model).notes)
 
 

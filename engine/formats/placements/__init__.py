@@ -23,21 +23,7 @@ from engine.formats.placements.plan_source import MAX_JSON_BYTES, WORDS, Deploye
 from engine.formats.source import MAGIC, MAX_FILE_BYTES, fault, one_clear_line, quoted
 from engine.model import MoEModel
 from engine.plan import Placement, Plan
-
-__all__ = [
-    "FORMATS",
-    "TARGETS",
-    "WORDS",
-    "Deployed",
-    "Export",
-    "PlanFile",
-    "Target",
-    "facts_of_log",
-    "open_plan_file",
-    "read_deployed",
-    "recognise",
-    "write_placement",
-]
+from engine.workload import Finding
 
 Target = Literal["sglang", "trtllm", "vllm", "vllm-ascend", "megatron", "exflow", "csv"]
 
@@ -54,8 +40,6 @@ TARGETS: tuple[Target, ...] = tuple(_WRITERS)
 
 MAX_TEXT_BYTES = 32 * 1024**2
 """Limit of a table."""
-SEARCHED_BYTES = 4 * 1024**2
-"""Part of a server's log that is searched for expert maps: they come as it starts."""
 _Reader = Callable[[PlanSource], Deployed]
 _KNOWN = "of the studio, SGLang, vLLM, vLLM-Ascend, TensorRT-LLM or ExFlow, permutation for Megatron-Core, table of slots"
 
@@ -72,8 +56,8 @@ class PlanFile:
     plan: Plan | None
     read: _Reader
 
-    def deployed(self, model: MoEModel, gpus: int) -> Deployed:
-        """The placement for a model on so many GPUs; raises InputError if the file does not fit them."""
+    def deployed(self, model: MoEModel, gpus: int | None) -> Deployed:
+        """The placement for a model on so many GPUs (None: see `PlanSource`); raises InputError if it does not fit them."""
         with one_clear_line(self.path):
             return self.read(PlanSource(self.path, model, gpus))
 
@@ -88,7 +72,7 @@ def open_plan_file(source: Path | str) -> PlanFile:
     """The file, or the default layout of that word, told by its content; raises InputError."""
     path = Path(source)
     if str(source) in WORDS:
-        return PlanFile(path, None, lambda source: default_layout(str(source.path), source.model, source.gpus))
+        return PlanFile(path, None, lambda source: default_layout(str(source.path), source.model, source.gpus or 1))
     with one_clear_line(path):
         if not path.is_file():
             raise fault(path, "is a folder; give a file" if path.is_dir() else "there is no such file")
@@ -97,8 +81,8 @@ def open_plan_file(source: Path | str) -> PlanFile:
         return recognise(path, path.read_bytes())
 
 
-def facts_of_log(path: Path) -> list[str]:
-    """The facts on ranks and balance in a log of vLLM, a sentence each; raises InputError."""
+def facts_of_log(path: Path) -> list[Finding]:
+    """Findings on the facts in a log of vLLM, on ranks and balance; raises InputError."""
     with one_clear_line(path):
         return vllm.facts_of_server_log(path.read_bytes())
 
@@ -214,9 +198,10 @@ def write_placement(
     if mtp and target != "trtllm":
         raise InputError("only TensorRT-LLM's placement has a layer for MTP (--mtp)")
     placement = plan.placement if isinstance(plan, Plan) else plan
-    rule = plan.travel.replicas if isinstance(plan, Plan) and plan.travel else None
+    travel = plan.travel if isinstance(plan, Plan) else None
+    rule = travel.replicas if travel else None
     write = partial(tensorrt_llm.write, mtp=True) if mtp else _WRITERS[target]
-    write = partial(sglang.write, replicas=rule) if target == "sglang" else write
+    write = partial(sglang.write, travel=travel) if target == "sglang" else write
     written = write(placement, model, name)
     file = Path(name)
     back = recognise(file, written.content).deployed(model, placement.gpus).placement
@@ -224,14 +209,16 @@ def write_placement(
         [sorted(held) for held in row] for row in placement.experts_of_gpu
     ]:
         raise IllegalError(f"{file.name}: what was written for {target} is another placement when it is read back")
-    runs = rule in {"sglang": tuple(sglang.ALGORITHMS), "vllm-ascend": ("fixed",)}.get(target, ())
+    runs = placement.single or rule in {"sglang": tuple(sglang.ALGORITHMS), "vllm-ascend": ("fixed",)}.get(target, ())
     left = not_carried(plan, runs) if isinstance(plan, Plan) else ()
-    if target == "vllm-ascend" and not placement.single and not runs:
-        left = (
-            "vLLM-Ascend gives every rank one fixed copy of an expert, up to a quarter off equal shares: plan for that rule "
-            "(--travel copies:::fixed)",
-            *left,
+    if target == "vllm-ascend" and not placement.single:
+        said = (
+            "predictions count on --tensor-parallel-size 1: with more, vLLM-Ascend gives ranks other copies"
+            if runs
+            else "vLLM-Ascend gives every rank one fixed copy of an expert, up to a quarter off equal shares: plan for that "
+            "rule (--travel copies:::fixed)"
         )
+        left = (said, *left)
     return Export({file.name: written.content}, written.lines, (*written.notes, *left))
 
 
@@ -248,10 +235,7 @@ def _tells(glance: Glance) -> bool:
 
 
 def _is_server_log(glance: Glance) -> bool:
-    if not glance.is_text or glance.is_json:
-        return False
-    with glance.path.open("rb") as file:
-        return vllm.is_server_log(file.read(SEARCHED_BYTES))
+    return glance.is_text and not glance.is_json and vllm.is_server_log(glance.beginning)
 
 
 def _is_permutation(glance: Glance) -> bool:

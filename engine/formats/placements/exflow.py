@@ -49,7 +49,7 @@ def read(source: PlanSource, text: str) -> Deployed:
         raise source.fault(
             f"has {len(rows)} layers of {model.experts} experts; {model.name} has {len(model.moe_layers)} MoE layers"
         )
-    return Deployed(Placement.from_gpu_of_expert(rows, source.gpus, model.moe_layers), FORMAT)
+    return Deployed(Placement.from_gpu_of_expert(rows, source.gpus or int(rows.max()) + 1, model.moe_layers), FORMAT)
 
 
 def read_table(path: Path, text: str, experts: int, gpus: int | None = None) -> NDArray[np.int64]:

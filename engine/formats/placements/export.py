@@ -130,8 +130,9 @@ def not_carried(plan: Plan, runs_rule: bool = False) -> tuple[str, ...]:
     if plan.execution != "vanilla":
         parts.append("context-coherent execution: the engine brings tokens back after every layer")
     alone = {"replicas": None, "ranks_per_node": None} if runs_rule else {}
-    if plan.travel is not None and plan.travel.model_copy(update=alone) != Travel():
-        parts.append(f"how tokens travel ({plan.travel.in_words}): the engine's own dispatch decides")
+    travel = (plan.travel or Travel()).model_copy(update=alone)
+    if travel != Travel():
+        parts.append(f"how tokens travel ({travel.in_words}): the engine's own dispatch decides")
     if plan.placement_b is not None:
         parts.append("the second model's placement")
     if plan.reaction is not None:

@@ -22,6 +22,8 @@ def write(placement: Placement, model: MoEModel, name: str) -> Written:
     """
     refuse_replicas(placement, "Megatron-Core")
     slots = even_slots(placement, model, "Megatron-Core")
+    # The order within a GPU is free: ascending, groups that lie on one GPU stay whole.
+    slots = np.sort(slots.reshape(placement.layers, placement.gpus, -1)).reshape(slots.shape)
     position = np.argsort(slots, axis=1)
     size = model.experts // (model.expert_groups or model.experts)
     groups = (slots // size).reshape(placement.layers, -1, size)
@@ -37,7 +39,8 @@ def write(placement: Placement, model: MoEModel, name: str) -> Written:
         (f"--expert-model-parallel-size {placement.gpus}",),
         (
             "Megatron-Core reads no placement: move the experts of the checkpoint, expert e of MoE layer l to position "
-            f"{name}[l][e], and the rows of that layer's router (weight, bias and expert bias where it has them) with them",
+            f"{name}[l][e], and the rows of that layer's router (weight, and bias, expert_bias and qb_beta where it has them) "
+            "with them",
             *notes,
         ),
     )

@@ -43,11 +43,12 @@ def parse_json(path: Path, data: bytes, place: str = "", most_bytes: int = MAX_J
 
 @dataclass(frozen=True)
 class PlanSource:
-    """A plan file, the model that it places and how many GPUs share that model's experts."""
+    """A plan file, the model that it places and how many GPUs share that model's experts. None is as many as the file says, or
+    one where it says nothing, for a reader of its slots alone."""
 
     path: Path
     model: MoEModel
-    gpus: int
+    gpus: int | None
 
     def fault(self, text: str, place: str = "") -> InputError:
         """See `engine.formats.source.fault`."""
@@ -103,13 +104,11 @@ def even_placement(source: PlanSource, rows: Sequence[object], places: Sequence[
     for row, place in zip(slots, places, strict=True):
         if len(row) != len(slots[0]):
             raise source.fault(f"has {len(row)} slots, the first MoE layer {len(slots[0])}; all need as many", place)
-    if len(slots[0]) % source.gpus:
-        raise source.fault(f"{len(slots[0])} slots do not divide over {source.gpus} GPUs")
+    gpus = source.gpus or 1
+    if len(slots[0]) % gpus:
+        raise source.fault(f"{len(slots[0])} slots do not divide over {gpus} GPUs")
     return Placement.from_slots(
-        np.array(slots, dtype=np.int64),
-        np.full(source.gpus, len(slots[0]) // source.gpus),
-        source.model.experts,
-        source.model.moe_layers,
+        np.array(slots, dtype=np.int64), np.full(gpus, len(slots[0]) // gpus), source.model.experts, source.model.moe_layers
     )
 
 

@@ -1,7 +1,8 @@
 """SGLang's expert locations, for `--init-expert-location` (srt/eplb/expert_location.py): which expert is in every slot.
 
 JSON, or `torch.save` of the same dict: `{"physical_to_logical_map": [[…slots] × decoder layers]}` and no other key. Every
-decoder layer has a row; that of a dense layer is never used but must be a full, valid one.
+decoder layer has a row; that of a dense layer is never used but must be a full, valid one, and ranks draw copies for it too,
+see `engine.placement.dispatch_rules`.
 """
 
 import io
@@ -16,7 +17,7 @@ from engine.formats.placements.export import Written, even_slots
 from engine.formats.placements.plan_source import Deployed, PlanSource, even_placement, expert_ids
 from engine.formats.source import quoted
 from engine.model import MoEModel
-from engine.plan import Placement
+from engine.plan import Placement, Travel
 from engine.plan.send_order import Replicas
 
 KEY = "physical_to_logical_map"
@@ -28,13 +29,17 @@ ALGORITHMS = {"nearest-static": "static", "nearest-dynamic": "dynamic", "lp": "l
 """Its algorithms of dispatch (0.5.23), by our rules for copies."""
 
 
-def write(placement: Placement, model: MoEModel, name: str, replicas: Replicas | None = None) -> Written:
+MODES = {"copies": "low_latency", "node": "normal"}
+"""DeepEP's modes in its flags, by the rows that they send."""
+
+
+def write(placement: Placement, model: MoEModel, name: str, travel: Travel | None = None) -> Written:
     """The map as JSON, or as `.pt` if the file's name ends so: SGLang tells them apart by it.
 
     Can not carry: different numbers of slots, an expert twice on a GPU, a layout of the MTP layer, and of a plan anything
     but its placement. Raises InputError for such placements and for other extensions.
 
-    replicas: the rule that the plan was made for
+    travel: the rows and the rule for copies that the plan was made for
     """
     extension = Path(name).suffix
     if extension not in (".json", ".pt"):
@@ -44,10 +49,16 @@ def write(placement: Placement, model: MoEModel, name: str, replicas: Replicas |
     rows = np.tile(np.arange(count) % model.experts, (model.layers, 1))
     rows[list(model.moe_layers)] = slots
     redundant = count - model.experts
-    lines = (f"--init-expert-location {name}", f"--ep-num-redundant-experts {redundant}", f"--ep-size {placement.gpus}")
+    lines = (f"--init-expert-location {name}", f"--ep-num-redundant-experts {redundant}")
+    # With an all-to-all backend 0.5.23 takes --tp-size for --ep-size.
+    lines += (f"--tp-size {placement.gpus}", f"--ep-size {placement.gpus}")
     notes = ("leave --enable-eplb off: it would move the experts again while the server runs",)
     if redundant:
+        replicas = travel.replicas if travel else None
         lines += (f"--ep-dispatch-algorithm {ALGORITHMS.get(replicas, 'dynamic')}",)
+        if replicas in ALGORITHMS:
+            lines += ("--moe-a2a-backend deepep",)
+            lines += (f"--deepep-mode {MODES[travel.unit]}",) if travel.unit in MODES else ()
         notes += (_of_copies(replicas),)
     if extension == ".json":
         return Written(json.dumps({KEY: rows.tolist()}).encode(), lines, notes)
@@ -63,13 +74,14 @@ def _of_copies(replicas: Replicas | None) -> str:
     if replicas in ALGORITHMS:
         return (
             f"predictions send a rank's tokens as the dispatch algorithm '{ALGORITHMS[replicas]}' does with an all-to-all "
-            "backend such as DeepEP (--moe-a2a-backend); without one SGLang refuses 'static' and 'lp', and 'dynamic' shares "
-            "equally"
+            "backend, DeepEP or another; without one SGLang refuses 'static' and 'lp', and 'dynamic' shares equally"
         )
+    advice = "plan for a rule that it has (--travel copies:::nearest-static)"
+    if replicas is not None:
+        return f"predictions count on a rule for copies that SGLang does not have; {advice}"
     return (
         "predictions share an expert's tokens equally over its copies, as SGLang does without an all-to-all backend; with one, "
-        "such as DeepEP, every rank sends to its nearest copy, and GPUs are less even: plan for that rule (--travel "
-        "copies:::nearest-static)"
+        f"such as DeepEP, every rank sends to its nearest copy, and GPUs are less even: {advice}"
     )
 
 

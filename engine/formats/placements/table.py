@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from engine.formats.arrays import MAX_RANKS
 from engine.formats.placements.export import Written, check_model
 from engine.formats.placements.plan_source import Deployed, PlanSource
 from engine.formats.source import quoted
@@ -47,13 +48,16 @@ def is_table(first_line: str) -> bool:
 
 def read(source: PlanSource, text: str) -> Deployed:
     """Rows in any order; the slots of a GPU are in that of their rows."""
-    held: list[list[list[int]]] = [[[] for _ in range(source.gpus)] for _ in source.model.moe_layers]
+    rows = list(_rows(source, text))
+    gpus = source.gpus or max((gpu for _, (_, gpu, _) in rows), default=0) + 1
+    gpus = min(gpus, MAX_RANKS)
+    held: list[list[list[int]]] = [[[] for _ in range(gpus)] for _ in source.model.moe_layers]
     at, experts = {layer: index for index, layer in enumerate(source.model.moe_layers)}, source.model.experts
-    for place, (layer, gpu, expert) in _rows(source, text):
+    for place, (layer, gpu, expert) in rows:
         if layer not in at:
             raise source.fault(f"model layer {layer} is no MoE layer of {source.model.name}", place)
-        if gpu >= source.gpus:
-            raise source.fault(f"GPU {gpu} is out of range, GPUs are 0 … {source.gpus - 1}", place)
+        if gpu >= gpus:
+            raise source.fault(f"GPU {gpu} is out of range, GPUs are 0 … {gpus - 1}", place)
         if expert >= experts:
             raise source.fault(f"expert {expert} is out of range, experts are 0 … {experts - 1}", place)
         held[at[layer]][gpu].append(expert)

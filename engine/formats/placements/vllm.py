@@ -33,9 +33,10 @@ from engine.formats.placements.plan_source import (
     whole_numbers_of,
 )
 from engine.formats.placements.sglang import KEY, of_moe_layers
-from engine.formats.source import quoted
+from engine.formats.source import ok, quoted, warning
 from engine.model import MoEModel
 from engine.plan import Placement
+from engine.workload import Finding
 
 MAPPING, STATISTICS = "eplb_initial_mapping", "eplb_load_stats"
 ASSIGNMENTS = "initial_global_assignments"
@@ -72,7 +73,7 @@ def write(placement: Placement, model: MoEModel, name: str) -> Written:
             "only a vLLM with pull request #41141, which is open, reads it (0.33.0 refuses the setting); in its newer form the "
             "setting is "
             '"enable_online": false instead of "disable_online_rebalancing": true',
-            f"tensor parallel size × data parallel size must be {placement.gpus}",
+            f"tensor × data (× prefill context) parallel size must be {placement.gpus}",
         ),
     )
 
@@ -102,12 +103,19 @@ def _maps(data: bytes) -> tuple[dict[int, list[int]], int, int]:
     return held, size, slots
 
 
-def facts_of_server_log(data: bytes) -> list[str]:
-    """The facts in such a log, a sentence each."""
+def facts_of_server_log(data: bytes) -> list[Finding]:
+    """Findings on the facts in such a log, the first on its maps."""
     held, size, slots = _maps(data)
-    facts = [f"it has the expert maps of {len(held)} of {size} EP ranks, {slots} experts a layer"]
+    said = f"it has the expert maps of {len(held)} of {size} EP ranks, {slots} experts a layer"
+    if len(held) < size:
+        missing = sorted(set(range(size)) - set(held))
+        without = f"rank {missing[0]}" + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
+        facts = [warning("log", f"{said}: it is no plan without {without}; give the whole log, of all nodes in one file")]
+    else:
+        facts = [ok("log", said)]
     if balance := _BALANCE.findall(data):
-        facts.append(f"EPLB's last balancedness was {balance[-1].decode()}, mean over maximum of the tokens of a rank")
+        told = f"EPLB's last balancedness was {balance[-1].decode()}, mean over maximum of the tokens of a rank"
+        facts.append(ok("log", told))
     return facts
 
 
@@ -120,13 +128,16 @@ def read_server_log(source: PlanSource, data: bytes) -> Deployed:
         word = strategy[1].decode().replace("_", "-") if strategy else ""
         instead = f"; the log says '{word}' and so may you, in place of the file" if word and slots == experts else ""
         raise source.fault(f"has the expert maps of {len(held)} of {size} EP ranks, not of rank {missing[0]}{instead}")
-    if size != source.gpus:
+    if source.gpus not in (None, size):
         raise source.fault(f"is of {size} EP ranks, but there are {source.gpus} GPUs")
     if not experts <= slots <= 2 * experts:
         raise source.fault(f"places {slots} experts; {source.model.name} has {experts}")
     row = [[slot if slot < experts else slot - experts for slot in held[rank]] for rank in range(size)]
     expert_ids(source, [expert for gpu in row for expert in gpu], "expert maps")
-    notes = ["it is the map as the server starts, the same in all layers", *facts_of_server_log(data)[1:]]
+    notes = [
+        "it is the map as the server starts, the same in all layers",
+        *(fact.message for fact in facts_of_server_log(data)[1:]),
+    ]
     if (redundant := slots - experts) or b"EPLB step" in data:
         notes[0] += "; EPLB moves experts later"
     if redundant:
@@ -237,8 +248,8 @@ def write_ascend(placement: Placement, model: MoEModel, name: str) -> Written:
         json.dumps({COUNT: placement.layers, LAYERS: layers}).encode(),
         ("--enable-expert-parallel", f"--additional-config {shlex.quote(settings)}"),
         (
-            "only vLLM-Ascend's first model runner takes it; the second (MRv2) refuses maps that are given and records none, "
-            "and v0.25.1 is announced to remove maps that are given",
+            "only vLLM-Ascend's first model runner takes it, up to 0.26.0rc1 at least: set VLLM_USE_V2_MODEL_RUNNER=0; the "
+            "second is not made for maps and refuses to record them",
             "an MTP layer gets the number of slots that layer 0 has",
         ),
     )
@@ -247,7 +258,7 @@ def write_ascend(placement: Placement, model: MoEModel, name: str) -> Written:
 def read_ascend(source: PlanSource, content: dict[str, Any]) -> Deployed:
     """The layers of the model, and their devices, by place as vLLM-Ascend's loader takes them, whatever `layer_id` and
     `device_id` say; one layer more is the MTP layer's and left out, and so is a second copy of an expert on a device, which is
-    dead."""
+    dead, unless slots alone are asked for."""
     listed, wanted = field_of(source, content, LAYERS, list), len(source.model.moe_layers)
     if len(listed) not in (wanted, wanted + 1):
         raise source.fault(f"has {len(listed)} layers; {source.model.name} has {wanted} MoE layers", LAYERS)
@@ -261,7 +272,7 @@ def read_ascend(source: PlanSource, content: dict[str, Any]) -> Deployed:
     )
     if moved:
         notes += (f"{moved} entries are not at the place of their layer_id or device_id; vLLM-Ascend goes by place",)
-    alive = [[list(dict.fromkeys(held)) for held in row] for row in rows]
+    alive = rows if source.gpus is None else [[list(dict.fromkeys(held)) for held in row] for row in rows]
     if dead := sum(len(held) for row in rows for held in row) - sum(len(held) for row in alive for held in row):
         notes += (f"{dead} slots with a second copy of an expert on the same device are dead and left out",)
     placement = Placement(
@@ -279,9 +290,10 @@ def read_expert_map(source: PlanSource, table: np.ndarray) -> Deployed:
         model's experts stand for redundant ones and are -1
     """
     experts, layers = source.model.experts, len(source.model.moe_layers)
-    if table.dtype.kind not in "iu" or table.shape[:2] != (layers, source.gpus) or table.shape[2] < experts:
+    gpus = source.gpus or table.shape[1]
+    if table.dtype.kind not in "iu" or table.shape[:2] != (layers, gpus) or table.shape[2] < experts:
         raise source.fault(
-            f"must be whole numbers [{layers} MoE layers, {source.gpus} ranks, {experts} experts], not {table.dtype} "
+            f"must be whole numbers [{layers} MoE layers, {gpus} ranks, {experts} experts], not {table.dtype} "
             f"{list(table.shape)}"
         )
     if table.min() < -1 or (table[:, :, experts:] >= 0).any():
@@ -304,7 +316,7 @@ def _devices(source: PlanSource, layer: object, place: str) -> list[list[int]]:
         if not isinstance(device, dict):
             raise source.fault("an object with device_id and device_expert is needed", f"{place}, device_list {at}")
         row.append(whole_numbers_of(source, device.get("device_expert"), f"{place}, device_list {at}"))
-    if len(row) != source.gpus:
+    if source.gpus not in (None, len(row)):
         raise source.fault(f"has {len(row)} devices; there are {source.gpus} GPUs", place)
     expert_ids(source, [expert for experts in row for expert in experts], place)
     return row
