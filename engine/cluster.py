@@ -54,7 +54,10 @@ class Efficiency(Frozen):
     @property
     def in_words(self) -> str:
         """`ports reach 90 % of their rate with one send, 52 % with 8; links 80 %`."""
-        said = [f"{name} reach {_said(points)}" for name, points in (("ports", self.fabric), ("links", self.links))]
+        said = [
+            f"{name} keep their full rate (assumed)" if points == ALL else f"{name} reach {_said(points)}"
+            for name, points in (("ports", self.fabric), ("links", self.links))
+        ]
         return "; ".join(said) + f" ({self.origin})"
 
     def table(self, most: int) -> np.ndarray:

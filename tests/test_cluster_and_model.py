@@ -217,7 +217,7 @@ def test_every_further_send_costs_as_much_time():
     slower = 1 / shares(contention_points(0.1, 8), np.arange(1, 11))
     assert slower == pytest.approx([1, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 1.7, 1.7])
     assert contention_points(0.1, 1) == ((1, 1.0),)
-    said = "ports reach 90 % of their rate with 1 send, 50 % with 8; links reach their full rate (by hand)"
+    said = "ports reach 90 % of their rate with 1 send, 50 % with 8; links keep their full rate (assumed) (by hand)"
     assert Efficiency(fabric=((1, 0.9), (8, 0.5)), origin="by hand").in_words == said
 
 

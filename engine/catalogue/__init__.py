@@ -63,12 +63,8 @@ class NodeType(CatalogueEntry):
 
     def node(self, name: str) -> Node:
         """A node of this type called `name`."""
-        return Node(
-            name=name,
-            gpus=(gpu(self.gpu, self.bandwidth),) * self.count,
-            link_bandwidth=self.link_bandwidth,
-            link_latency=self.link_latency,
-        )
+        gpus = (gpu(self.gpu, self.bandwidth),) * self.count
+        return Node(name=name, gpus=gpus, link_bandwidth=self.link_bandwidth, link_latency=self.link_latency)
 
 
 class ClusterPreset(CatalogueEntry):
@@ -149,8 +145,7 @@ def model_presets() -> dict[str, ModelPreset]:
 def gpu(type_name: str, send_bandwidth: float | None = None, receive_bandwidth: float | None = None) -> Gpu:
     """A GPU of the type `type_name`; raises InputError that lists the known types if it is not one of them.
 
-    send_bandwidth, receive_bandwidth: bytes/s; the type's usual network port by default, and receiving as fast as
-    sending.
+    send_bandwidth, receive_bandwidth: bytes/s; the type's usual network port by default, and receiving as fast as sending.
     """
     try:
         kind = gpu_types()[type_name]

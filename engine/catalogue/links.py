@@ -1,4 +1,5 @@
-"""The links of NVIDIA's and AMD's GPUs, the names of these in their makers' tools, and a node drawn from both.
+"""The links of NVIDIA's and AMD's GPUs and of Ascend NPUs, the names that their makers' tools give them, and a node drawn from
+both.
 
 A node has one number for its links. It is the pace of an equal exchange: every GPU sends as much to each other GPU of
 the node, and the GPU that ends last counts. Where all pairs are alike this is the plain sum of a GPU's links; where
@@ -25,7 +26,7 @@ NVLINK_LATENCY, PCIE_LATENCY, FABRIC_LATENCY = 5e-6, 10e-6, 10e-6
 """Seconds, assumed until calibrated; those of the catalogue's nodes."""
 
 
-AMD = "Infinity Fabric link"
+AMD, ASCEND = "Infinity Fabric link", "HCCS link"
 
 
 @dataclass(frozen=True)
@@ -36,14 +37,14 @@ class Links:
     nvlink: bytes/s of one link in one direction
     nvlinks: links of a GPU
     bridge: True if its NVLinks are a bridge of two cards that is sold apart
-    name: of the kind of link; AMD's join two GPUs each and know no switch
+    name: of the kind of link; AMD's join two GPUs each and know no switch, Ascend's do in A2 machines and have one in A3
     """
 
     pcie: int
     nvlink: float = 0.0
     nvlinks: int = 0
     bridge: bool = False
-    name: Literal["NVLink", "Infinity Fabric link"] = "NVLink"
+    name: Literal["NVLink", "Infinity Fabric link", "HCCS link"] = "NVLink"
 
 
 LINKS = {
@@ -60,6 +61,8 @@ LINKS = {
     "MI325X": Links(5, 64e9, 7, name=AMD),  # MI325X datasheet: as the MI300X
     "B200": Links(5, 50e9, 18),  # HGX B200: NVLink 5, 1.8 TB/s in both directions together
     "MI355X": Links(5, 76.8e9, 7, name=AMD),  # MI355X datasheet: 7 links, 153.6 GB/s in both directions together
+    # MindStudio Modeling: 196 GB/s to seven peers and through a switch; PCIe 64 GB/s
+    **dict.fromkeys(("Ascend-A2-376", "Ascend-A2-313", "Ascend-A2-280", "Ascend-A3"), Links(5, 28e9, 7, name=ASCEND)),
 }
 """The links by GPU type of the catalogue."""
 
@@ -83,10 +86,7 @@ rates and memory, so they are not taken for the catalogue's."""
 
 @dataclass(frozen=True)
 class Drawn:
-    """A cluster that was read off a machine.
-
-    notes: assumptions and simplifications, one sentence each
-    """
+    """A cluster that was read off a machine. notes: assumptions and simplifications, one sentence each"""
 
     cluster: Cluster
     notes: tuple[str, ...]
@@ -129,11 +129,13 @@ def draw(name: str, gpus: Sequence[Gpu], nvlinks: np.ndarray, pcie: Sequence[flo
     """
     types = [gpu.type for gpu in gpus]
     for gpu, kind in enumerate(types):
-        if LINKS[kind].name == AMD and (peers := int(nvlinks[gpu].sum())) > LINKS[kind].nvlinks:
-            raise InputError(
-                f"GPU{gpu} is linked to {peers} others, but {kind} has {LINKS[kind].nvlinks} links; a GPU in several "
-                "partitions is listed once for each, so save the text in SPX mode"
+        if LINKS[kind].name != "NVLink" and (peers := int((nvlinks[gpu] == 1).sum())) > LINKS[kind].nvlinks:
+            instead = (
+                "a GPU in several partitions is listed once for each, so save the text in SPX mode"
+                if LINKS[kind].name == AMD
+                else "draw the machine on the Cluster page"
             )
+            raise InputError(f"GPU{gpu} is linked to {peers} others, but {kind} has {LINKS[kind].nvlinks} links; {instead}")
         if (most := int(nvlinks[gpu].max())) > LINKS[kind].nvlinks:
             fitting = [other for other, links in LINKS.items() if links.name == "NVLink" and links.nvlinks >= most]
             has = f"only {LINKS[kind].nvlinks}" if LINKS[kind].nvlinks else "no"

@@ -68,12 +68,8 @@ def packaged_node(gpu_type: str, name: str) -> Node:
     if gpu_type not in (kinds := packaged_gpu_types()):
         raise InputError(f"no GPU type '{gpu_type}' in {PACKAGE}; it has {', '.join(kinds) or 'none: it is not installed'}")
     system = _system(installed_folder("its GPUs") / "systems" / f"{system_of(gpu_type)}.yaml")["node"]
-    return Node(
-        name=name,
-        gpus=(kinds[gpu_type].gpu(),) * int(system["num_gpus_per_node"]),
-        link_bandwidth=float(system["intra_node_bw"]),
-        link_latency=LINK_LATENCY,
-    )
+    gpus = (kinds[gpu_type].gpu(),) * int(system["num_gpus_per_node"])
+    return Node(name=name, gpus=gpus, link_bandwidth=float(system["intra_node_bw"]), link_latency=LINK_LATENCY)
 
 
 def system_of(gpu_type: str) -> str:
@@ -107,7 +103,7 @@ def _gpu_type(path: Path) -> GpuType | None:
     if "num_gpus_per_rack" in node:
         note += f" Nodes of one rack, {node['num_gpus_per_rack']} GPUs, are joined by NVLink, whose rate is the fabric's here."
     return GpuType(
-        name=_title(path.stem),
+        name="-".join("PCIe" if part == "pcie" else part.upper() for part in path.stem.split("_")),
         memory=float(rates["mem_capacity"]),
         memory_bandwidth=float(rates["mem_bw"]),
         flops_fp32=float(rates.get("float32_tc_flops", fp16 * VECTOR_SHARE)),
@@ -118,11 +114,6 @@ def _gpu_type(path: Path) -> GpuType | None:
         date="2026",
         note=note,
     )
-
-
-def _title(system: str) -> str:
-    """A title such as `H100-PCIe` for `h100_pcie`, and `RTX-PRO-6000-SERVER` for `rtx_pro_6000_server`."""
-    return "-".join("PCIe" if part == "pcie" else part.upper() for part in system.split("_"))
 
 
 USE = {"name", "batch", "sequence_length"}

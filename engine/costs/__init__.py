@@ -7,22 +7,3 @@ from engine.costs.deepep import DeepEP
 from engine.costs.measured import CollectiveTimes, GemmTimes, MeasuredTimes, MemoryTimes, fit_profile
 from engine.costs.profiled import Profiled
 from engine.costs.silicon import Silicon
-
-__all__ = [
-    "AlphaBeta",
-    "CollectiveTimes",
-    "Combined",
-    "CostModel",
-    "CostProfile",
-    "Datasheet",
-    "DeepEP",
-    "GemmTimes",
-    "Line",
-    "MeasuredTimes",
-    "MemoryTimes",
-    "Profiled",
-    "Silicon",
-    "combine",
-    "fit_line",
-    "fit_profile",
-]

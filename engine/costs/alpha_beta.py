@@ -38,7 +38,7 @@ def fit_line(size: np.ndarray, seconds: np.ndarray) -> Line:
     """
     size, seconds = np.asarray(size, dtype=np.float64), np.asarray(seconds, dtype=np.float64)
     if len(np.unique(size)) < 2:
-        raise InputError("a line needs measurements of at least two different sizes")
+        raise InputError("all measurements are of one size, which tells no start-up and no rate; measure at least two sizes")
     scale = size.max()
     with np.errstate(over="ignore"):
         terms = np.column_stack([1 / seconds, size / scale / seconds])

@@ -125,10 +125,7 @@ class CostModel(ABC):
 
     @abstractmethod
     def gemm(self, gpu: Gpu, m: np.ndarray, n: int, k: int, dtype: str) -> np.ndarray:
-        """float64[...]: seconds of C[m, n] = A[m, k] B[k, n]; 0 for m = 0.
-
-        m: float64[...] rows
-        """
+        """float64[...]: seconds of C[m, n] = A[m, k] B[k, n]; 0 for m = 0. m: float64[...] rows"""
 
     def memory_pass(self, gpu: Gpu, size: np.ndarray) -> np.ndarray:
         """float64[...]: seconds to move `size` bytes through the GPU's memory; 0 where size is 0. By the datasheet unless the

@@ -23,6 +23,9 @@ from engine.workload import digest_of
 Phase = Literal["prefill", "decode"]
 
 DTYPES = {"bf16": "bfloat16", "fp16": "bfloat16", "fp8": "fp8_block"}
+FEWER_BITS = {"bf16": {4.25: ("w4a16_mxfp4", "int4_wo")}, "fp8": {4.25: ("w4a8_mxfp4_mxfp8",), 4.5: ("nvfp4",)}}
+"""The tables' formats of weights with fewer bits than the activations, by bits a weight with its scales (MXFP4 has 4.25, NVFP4
+4.5); weights of 4 to 5 bits with 16-bit activations are integers otherwise."""
 WIDE_TABLES: dict[Phase, str] = {"prefill": "wideep_context_moe_perf.parquet", "decode": "wideep_generation_moe_perf.parquet"}
 BALANCED = ("balanced", "uniform")
 SIZES = ("hidden_size", "inter_size", "topk", "num_experts")
@@ -114,22 +117,31 @@ def kernel_table(gpu_type: str, model: MoEModel, phase: Phase) -> KernelTable | 
     return KernelTable(np.array(experts), tuple(tokens), tuple(share))
 
 
+def _formats_of(model: MoEModel) -> tuple[str, ...]:
+    """The tables' formats that a model's experts may have."""
+    if model.expert_bits is None:
+        return tuple(filter(None, (DTYPES.get(model.dtype),)))
+    whole = "int4_wo" if DTYPES.get(model.dtype) == "bfloat16" and 4 <= model.expert_bits < 5 else None
+    return FEWER_BITS.get(model.dtype, {}).get(model.expert_bits, tuple(filter(None, (whole,))))
+
+
 def kernel_rows(gpu_type: str, model: MoEModel, phase: Phase) -> pd.DataFrame:
     """All rows of `kernel_table`'s source, skewed ones too: columns `distribution`, `experts_held`, `all_tokens`, `tokens` (of
     an expert, on average) and `seconds`."""
     columns = ["distribution", "experts_held", "all_tokens", "tokens", "seconds"]
     installed_package()
     folder = folder_of(gpu_type)
-    if folder is None or model.dtype not in DTYPES or model.ffn_matrices != 3 or model.expert_bits is not None:
+    if folder is None or model.ffn_matrices != 3:
         return pd.DataFrame(columns=columns)
     wanted = dict(zip(SIZES, (model.row_width, model.d_ff, model.experts_per_token, model.experts), strict=True))
     for name in (WIDE_TABLES[phase], "moe_perf.parquet"):
         for file in newest(folder, "moe/sglang", name):
             filters = [(key, "=", value) for key, value in wanted.items()]
-            filters += [("moe_dtype", "=", DTYPES[model.dtype]), ("moe_tp_size", "=", 1)]
-            rows = pd.read_parquet(file, filters=filters)
-            if rows.empty:
+            rows = pd.read_parquet(file, filters=[*filters, ("moe_tp_size", "=", 1)])
+            format = next((format for format in _formats_of(model) if (rows.moe_dtype == format).any()), None)
+            if format is None:
                 continue
+            rows = rows[rows.moe_dtype == format]
             rows = rows.assign(
                 experts_held=model.experts // rows.moe_ep_size,
                 all_tokens=rows.num_tokens,

@@ -35,9 +35,8 @@ class MemoryTimes(Frozen):
 
 
 class CollectiveTimes(Frozen):
-    """A collective over all of `ranks` GPUs. Sizes are the bytes of the buffer that each of them holds; of an all-to-all
-    its own part is included, as nccl-tests counts it. send_receive: each sends its buffer to one peer while another sends to
-    it."""
+    """A collective over all of `ranks` GPUs. Sizes are the bytes of the buffer that each of them holds; of an all-to-all its
+    own part is included, as nccl-tests counts it. send_receive: each sends its buffer to one peer while another sends to it."""
 
     operation: Literal["all_to_all", "all_reduce", "send_receive"]
     ranks: int = Field(ge=2, le=1_000_000)

@@ -211,7 +211,11 @@ def held_against(cluster: Cluster, hosts: Sequence[str], buses: Sequence[str], m
     measured: float64[gpu, gpu] bytes/s, NaN: the pair was not measured
     """
     names = tuple(f"{host} [{bus}]" for host, bus in zip(hosts, buses, strict=True))
-    return PairCluster(cluster, names, measured, _own_rates(cluster, np.isfinite(measured)), ())
+    shown = np.isfinite(measured)
+    network = Network.of(cluster)
+    fabric = np.minimum(network.send[:, None], network.receive)
+    links = np.minimum(network.link[:, None], network.link)
+    return PairCluster(cluster, names, measured, np.where(shown, np.where(network.linked, links, fabric), np.nan), ())
 
 
 def node_name(host: str) -> str:
@@ -274,14 +278,6 @@ def _about_links(pairs: PairTimes, nodes: list[Node]) -> list[str]:
 
 def _as_in(more: int) -> str:
     return f", as in {more} more node{'s' * (more > 1)}" if more else ""
-
-
-def _own_rates(cluster: Cluster, shown: np.ndarray) -> np.ndarray:
-    """float64[gpu, gpu] bytes/s of one send between two GPUs as drawn, NaN where not shown."""
-    network = Network.of(cluster)
-    fabric = np.minimum(network.send[:, None], network.receive)
-    links = np.minimum(network.link[:, None], network.link)
-    return np.where(shown, np.where(network.linked, links, fabric), np.nan)
 
 
 def _about(fitted: PairCluster, smallest: float) -> list[str]:

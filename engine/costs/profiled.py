@@ -136,10 +136,7 @@ class Profiled(CostModel):
 
 @dataclass(frozen=True, eq=False)
 class _Gemms:
-    """The GEMMs of one dtype on one type of GPU.
-
-    points: float64[point, (m, n, k, seconds)]
-    """
+    """The GEMMs of one dtype on one type of GPU. points: float64[point, (m, n, k, seconds)]"""
 
     points: np.ndarray
 

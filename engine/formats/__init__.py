@@ -28,35 +28,6 @@ from engine.workload import Finding, Origin, Workload
 Document = TypeVar("Document", bound=Frozen)
 Preset = TypeVar("Preset")
 
-__all__ = [
-    "BELONGS",
-    "MAX_FILE_BYTES",
-    "OF_ONE_PAIR",
-    "Finding",
-    "Format",
-    "Kind",
-    "Part",
-    "check_recording",
-    "findings_of_pairs",
-    "findings_of_times",
-    "identify",
-    "is_huggingface",
-    "is_of_one_pair",
-    "joined",
-    "members",
-    "parts",
-    "read_cluster",
-    "read_collectives",
-    "read_costs",
-    "read_document",
-    "read_model",
-    "read_plan",
-    "read_sizes",
-    "read_workload",
-    "single_files",
-    "split_member",
-]
-
 
 def read_workload(
     files: Path | Sequence[Path],
@@ -116,7 +87,10 @@ def split_member(text: str) -> tuple[Path, str | None]:
 
 
 def read_document(kind: type[Document], path: Path) -> Document:
-    """A document that is saved as JSON: a plan, a training step, an operator graph …; raises InputError."""
+    """A document that is saved as JSON: a plan, a training step, an operator graph …; a path that begins with a brace is the
+    JSON itself, as a command line may have it. Raises InputError."""
+    if str(path).startswith("{"):
+        return kind.from_json(str(path), "the JSON given")
     with one_clear_line(path):
         check_file(path, (".json",))
         return kind.from_dict(read_json_object(path), path.name)

@@ -114,7 +114,10 @@ def _experts_of(source: Source, experts: np.ndarray, recorded: int | None, place
         at = first(experts >= limit)
         hint = "" if known is not None else "; if this is a traffic matrix, save it as float64"
         raise source.fault(f"expert {experts[at]} is out of range, experts are 0 … {limit - 1}{hint}", place(at))
-    return highest + 1 if known is None else known if highest < known else limit
+    if known is None:
+        of_model = source.model and experts.shape[1] in (source.model.layers, len(source.model.moe_layers))
+        return max(highest + 1, source.model.experts if of_model else 0)
+    return known if highest < known else limit
 
 
 def of_computing_experts(workload: Workload, model: MoEModel | None) -> Workload:

@@ -7,9 +7,9 @@ from engine.costs import CollectiveTimes, CostProfile, MeasuredTimes
 from engine.costs.device_profile import DeviceProfile
 from engine.errors import InputError
 from engine.formats.format import BELONGS
-from engine.formats.measured import aiconfigurator, deepxtrace, kineto, nccl_pairs, times_table
-from engine.formats.recognition import identify
-from engine.formats.source import MAX_FILE_BYTES, error, fault, ok, one_clear_line, read_json_object, warning
+from engine.formats.measured import aiconfigurator, deepep_tests, deepxtrace, kineto, nccl_pairs, times_table
+from engine.formats.recognition import identify, opened
+from engine.formats.source import MAX_FILE_BYTES, error, fault, ok, read_json_object, warning
 from engine.workload import Finding
 
 OF_ONE_PAIR = "tests between two GPUs: with the logs of other pairs they are a cluster; drop all of them together on any page"
@@ -26,7 +26,7 @@ _READERS: dict[str, Callable[[Path], CostProfile | MeasuredTimes]] = {
     "calibration": lambda path: _calibration(path).measured,
     "cost-profile": lambda path: CostProfile.from_dict(read_json_object(path), path.name),
     "csv": times_table.read_measurements,  # which says what columns are missing
-    "deepep-test": deepxtrace.refuse_test,
+    "deepep-test": deepep_tests.read_deepep_tests,
     "deepxtrace": deepxtrace.refuse,
     "measured-times": lambda path: MeasuredTimes.from_dict(read_json_object(path), path.name),
     "measured-times-table": times_table.read_measurements,
@@ -40,7 +40,7 @@ def read_costs(path: Path) -> CostProfile | MeasuredTimes:
     """Fitted lines or measured times, told by content: either of them as saved, a calibration that `calibrate` wrote, measured
     times as a table, the text that nccl-tests prints, a trace of the PyTorch profiler, or tables of aiconfigurator. Raises
     InputError."""
-    with one_clear_line(path):
+    with opened(path) as path:
         format = identify(path)
         if format.name not in _READERS:
             raise fault(path, f"is {format.title}, which has no times to plan with; {BELONGS[format.kind]}")
@@ -50,7 +50,7 @@ def read_costs(path: Path) -> CostProfile | MeasuredTimes:
 def read_collectives(path: Path) -> tuple[CollectiveTimes, ...]:
     """The collectives of measured times in any form that `read_costs` takes, of a calibration also the sends to one peer.
     Raises InputError."""
-    with one_clear_line(path):
+    with opened(path) as path:
         if identify(path).name == "calibration":
             return _calibration(path).collectives
         measured = read_costs(path)
@@ -63,13 +63,19 @@ def findings_of_times(path: Path) -> list[Finding]:
     """Findings on a file of times: the parts that were left out and the collectives of tests, or the reason why nothing can be
     read off it."""
     try:
-        costs = read_costs(path)
+        with opened(path) as path:
+            return _found(read_costs(path), path)
     except InputError as refused:
         return [error("no-times", str(refused))]
+
+
+def _found(costs: CostProfile | MeasuredTimes, path: Path) -> list[Finding]:
     notes = list(costs.notes or ()) if isinstance(costs, MeasuredTimes) else []
+    place = {"nccl-tests": ", out of place", "deepep-test": ""}.get(identify(path).name)
     held = [
-        f"{times.operation.replace('_', '-')} over {times.ranks} GPUs: {len(times.points)} sizes, out of place"
-        for times in (costs.collectives if identify(path).name == "nccl-tests" else ())
+        f"{times.operation.replace('_', '-')} over {times.ranks} GPUs: {number} size{'s' * (number > 1)}{place}"
+        for times in (() if place is None else costs.collectives)
+        if (number := len(times.points))
     ]
     if is_of_one_pair(path):
         notes.append(f"{OF_ONE_PAIR}, or give them to detect --pairs")

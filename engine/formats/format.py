@@ -22,6 +22,8 @@ from engine.formats.source import MAGIC, MAX_CONTAINERS, PARSER_ERRORS, Source, 
 from engine.workload import Workload
 
 HEAD_BYTES = 64 * 1024
+SEARCHED_BYTES = 4 * 1024**2
+"""Part of a log that is searched for its marks: NCCL_DEBUG and launchers print before a test or a server does."""
 MAX_LINE_BYTES = 16 * 1024**2
 """In one line of JSON; the loads of a few hundred layers fit many times."""
 MAX_SAFETENSORS_HEADER = 16 * 1024**2
@@ -65,6 +67,12 @@ class Glance:
         """The first 64 KiB."""
         with self.path.open("rb") as file:
             return file.read(HEAD_BYTES)
+
+    @cached_property
+    def beginning(self) -> bytes:
+        """The first 4 MiB."""
+        with self.path.open("rb") as file:
+            return file.read(SEARCHED_BYTES)
 
     @cached_property
     def magic(self) -> str | None:

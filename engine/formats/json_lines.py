@@ -66,7 +66,8 @@ def parse_value(path: Path, number: int, line: bytes, arrays: bool = False) -> o
         raise fault(path, "the JSON is nested too deeply", f"line {number}") from None
     except ValueError as error:
         reason = error.msg if isinstance(error, json.JSONDecodeError) else "a number of too many digits"
-        raise fault(path, f"is not valid JSON, or was cut short ({reason})", f"line {number}") from None
+        cut = "; if the recording broke off here, delete the line" if number > 1 else ""
+        raise fault(path, f"is not valid JSON, or was cut short ({reason}){cut}", f"line {number}") from None
 
 
 def columns(path: Path, schema: pa.Schema) -> pa.Table:

@@ -14,7 +14,7 @@ from engine.formats import (
     tensorrt_llm,
 )
 from engine.formats.format import Format, Glance, Kind
-from engine.formats.measured import aiconfigurator, deepxtrace, kineto, nccl_pairs, times_table
+from engine.formats.measured import aiconfigurator, deepep_tests, deepxtrace, kineto, nccl_pairs, times_table
 from engine.formats.vllm import eplb, requests, responses, route_logs
 
 _KEYS: tuple[tuple[str, str, Kind, set[str]], ...] = (
@@ -62,8 +62,10 @@ FORMATS: tuple[Format, ...] = (
     *aiconfigurator.FORMATS,
     *nccl_pairs.FORMATS,
     *deepxtrace.FORMATS,
+    *deepep_tests.FORMATS,
     *nvidia_topo.FORMATS,
     *megatron.FORMATS,
     *tensorrt_llm.FORMATS,
+    *bare_lists.NAMED_FORMATS,
     *tables.FORMATS,  # any text with commas is taken for a table
 )

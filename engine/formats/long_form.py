@@ -1,23 +1,14 @@
-"""Tables with one row a fact, as columns: (token, layer, expert) is one routing choice, (layer, src, dst, bytes) one
-flow. Whole columns are checked at once; only a fault looks for its row."""
+"""Tables with one row a fact, as columns: (token, layer, expert) is one routing choice, (layer, expert, count) one load,
+(layer, src, dst, bytes) one flow. Whole columns are checked at once; only a fault looks for its row."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from engine.formats.arrays import (
-    MAX_EXPERTS,
-    MAX_K,
-    MAX_LAYERS,
-    check_amount,
-    check_amounts,
-    check_ranks,
-    routing_trace,
-    traffic_matrix,
-)
+from engine.formats import arrays
 from engine.formats.source import Source
-from engine.workload import RoutingTrace, TrafficMatrix
+from engine.workload import DECODE, PREFILL, ExpertLoad, RoutingTrace, TrafficMatrix
 
 Columns = dict[str, np.ndarray]
 PlaceOfRow = Callable[[int], str]
@@ -39,32 +30,55 @@ class Form:
     optional: tuple[str, ...]
 
 
-ROUTING = Form("a routing log", ("token", "expert"), ("token", "layer", "expert"), ("rank_in_topk", "sequence", "source_rank"))
+ROUTING = Form(
+    "a routing log", ("token", "expert"), ("token", "layer", "expert"), ("rank_in_topk", "sequence", "source_rank", "phase")
+)
+LOADS = Form("expert loads", ("count",), ("layer", "expert", "count"), ())
+TEXTS = ("sequence", "phase")
+"""Columns that may hold texts: ids of requests, and the words of `PHASES`."""
+PHASES = {"prefill": 0, "extend": 0, "prompt": 0, "true": 0, "decode": 1, "generate": 1, "false": 1}
+"""Words of phases; true and false are those of `is_prefill`."""
+ALSO_CALLED = {
+    "token": ("token_id", "token_idx", "token_index"),
+    "layer": ("layer_id", "layer_idx", "layer_index", "moe_layer"),
+    "expert": ("expert_id", "expert_idx", "expert_index"),
+    "rank_in_topk": ("topk_rank", "topk_idx", "k_idx"),
+    "sequence": ("sequence_id", "seq_id", "request", "request_id"),
+    "source_rank": ("src_rank", "dp_rank"),
+    "count": ("counts", "token_count", "num_tokens", "tokens", "load"),
+}
+"""Other names of columns, by the one that counts where a table has it."""
 TRAFFIC = Form("traffic", ("src", "dst", "bytes"), ("src", "dst", "bytes"), ("layer",))
 
 
 def routing_from_columns(source: Source, columns: Columns, place: PlaceOfRow) -> RoutingTrace:
     """A trace from columns, int64[row]: `token`, `layer`, `expert` (-1 = no choice) and any of `rank_in_topk`, `sequence`,
-    `source_rank`.
+    `source_rank` and `phase` (0 prefill, 1 decode).
 
     Tokens and layers are renumbered 0, 1, … in ascending order. Without `rank_in_topk` a token's choices are ranked as
-    they come. Every token must have the same number of rows in every layer.
+    they come. Every token must have the same number of rows in every layer. Tokens may be numbered within their sequences.
     """
     _check_range(source, columns, "token", 0, 2**62, place)
     _check_range(source, columns, "layer", 0, 2**62, place)
-    limit = MAX_EXPERTS if source.num_experts is None else source.num_experts
+    limit = arrays.MAX_EXPERTS if source.num_experts is None else source.num_experts + source.zero_experts
     _check_range(source, columns, "expert", -1, limit, place)
+    columns, of_sequence = _numbered_through(columns)
     tokens, token = _renumber(columns["token"])
     layers, layer = _renumber(columns["layer"])
-    if len(layers) > MAX_LAYERS:
-        raise source.fault(f"names {len(layers)} layers, at most {MAX_LAYERS} are possible")
-    sequence, source_rank = (
-        _column_of_token(source, columns, name, tokens, token, place) for name in ("sequence", "source_rank")
+    if len(layers) > arrays.MAX_LAYERS:
+        raise source.fault(f"names {len(layers)} layers, at most {arrays.MAX_LAYERS} are possible")
+    sequence, source_rank, phase = (
+        _column_of_token(source, columns, name, tokens, token, place) for name in ("sequence", "source_rank", "phase")
     )
+    if phase is not None and phase.max() > DECODE:
+        row = int((columns["phase"] > DECODE).argmax())
+        raise source.fault(f"phase must be {PREFILL} (prefill) or {DECODE} (decode), not {columns['phase'][row]}", place(row))
     pair = token * len(layers) + layer
 
     def name_of(pair: int) -> str:
-        return f"token {tokens[pair // len(layers)]}, layer {layers[pair % len(layers)]}"
+        token = int(tokens[pair // len(layers)])
+        named = f"sequence {token // of_sequence}, token {token % of_sequence}" if of_sequence else f"token {token}"
+        return f"{named}, layer {layers[pair % len(layers)]}"
 
     pairs, rows = len(tokens) * len(layers), len(pair)
     if pairs > rows or not (counts := np.bincount(pair, minlength=pairs)).all():
@@ -72,16 +86,16 @@ def routing_from_columns(source: Source, columns: Columns, place: PlaceOfRow) ->
         missing = int((present != np.arange(len(present))).argmax())
         raise source.fault("there is no row; every token needs every layer (expert −1 for no choice)", name_of(missing))
     if "rank_in_topk" in columns:
-        _check_range(source, columns, "rank_in_topk", 0, MAX_K, place)
+        _check_range(source, columns, "rank_in_topk", 0, arrays.MAX_K, place)
         rank = columns["rank_in_topk"]
-        _check_distinct(source, pair * MAX_K + rank, lambda row: f"{name_of(pair[row])}, rank {rank[row]}", place)
+        _check_distinct(source, pair * arrays.MAX_K + rank, lambda row: f"{name_of(pair[row])}, rank {rank[row]}", place)
     else:
         order = np.argsort(pair, kind="stable")
         rank = np.empty(rows, np.int64)
         rank[order] = np.arange(rows) - (np.cumsum(counts) - counts)[pair[order]]
-    k = int(np.bincount(np.minimum(counts, MAX_K + 1)).argmax())
-    if k > MAX_K:
-        raise source.fault(f"has {counts[0]} rows, at most {MAX_K} are possible", name_of(0))
+    k = int(np.bincount(np.minimum(counts, arrays.MAX_K + 1)).argmax())
+    if k > arrays.MAX_K:
+        raise source.fault(f"has {counts[0]} rows, at most {arrays.MAX_K} are possible", name_of(0))
     if (uneven := counts != k).any():
         at = int(uneven.argmax())
         raise source.fault(
@@ -94,7 +108,35 @@ def routing_from_columns(source: Source, columns: Columns, place: PlaceOfRow) ->
         raise source.fault(f"rank_in_topk is {rank[row]}; it counts from 0, with k = {k} up to {k - 1}", place(row))
     experts = np.empty(pairs * k, np.int16)
     experts[pair * k + rank] = columns["expert"]
-    return routing_trace(source, experts.reshape(len(tokens), len(layers), k), sequence, source_rank)
+    trace = arrays.routing_trace(source, experts.reshape(len(tokens), len(layers), k), sequence, source_rank)
+    return trace if phase is None else replace(trace, phase=phase.astype(np.int8))
+
+
+def _numbered_through(columns: Columns) -> tuple[Columns, int]:
+    """(columns with tokens that are numbered through the recording, numbers for the tokens of a sequence: 0 if they were)"""
+    if "sequence" not in columns or columns["sequence"].min() < 0:
+        return columns, 0
+    token, sequence = columns["token"], columns["sequence"]
+    value, at, of_sequence = np.empty_like(token), _renumber(token)[1], int(token.max()) + 1
+    value[at] = sequence
+    if (value[at] == sequence).all() or of_sequence * (int(sequence.max()) + 1) >= 2**62:
+        return columns, 0
+    return columns | {"token": sequence * of_sequence + token}, of_sequence
+
+
+def loads_from_columns(source: Source, columns: Columns, place: PlaceOfRow) -> ExpertLoad:
+    """Loads from columns: `layer`, `expert` int64[row] and `count` float64[row]; several rows of an expert add up, and one
+    without a row has no tokens."""
+    _check_range(source, columns, "layer", 0, arrays.MAX_LAYERS * 10, place)
+    known = source.num_experts and source.num_experts + source.zero_experts
+    _check_range(source, columns, "expert", 0, known or arrays.MAX_EXPERTS, place)
+    arrays.check_amounts(source, columns["count"], "column 'count'", lambda index: place(index[0]))
+    layers, layer = _renumber(columns["layer"])
+    highest = int(columns["expert"].max()) + 1
+    of_model = source.num_experts or (source.model.experts if source.model else 0)
+    experts = of_model if highest <= of_model else known or highest
+    load = np.bincount(layer * experts + columns["expert"], columns["count"], len(layers) * experts)
+    return arrays.expert_load(source, load.reshape(len(layers), experts), tuple(layers.tolist()))
 
 
 def traffic_from_columns(source: Source, columns: Columns, place: PlaceOfRow) -> TrafficMatrix:
@@ -106,15 +148,15 @@ def traffic_from_columns(source: Source, columns: Columns, place: PlaceOfRow) ->
     if "layer" in columns:
         _check_range(source, columns, "layer", 0, 2**62, place)
     ranks = int(max(src.max(), dst.max())) + 1
-    check_ranks(source, ranks)
+    arrays.check_ranks(source, ranks)
     layers, layer = _renumber(columns.get("layer", np.zeros_like(src)))
-    check_amount(source, "traffic", (len(layers), ranks, ranks))
+    arrays.check_amount(source, "traffic", (len(layers), ranks, ranks))
     key = (layer * ranks + src) * ranks + dst
     _check_distinct(source, key, lambda row: f"layer {layers[layer[row]]}, from rank {src[row]} to rank {dst[row]}", place)
-    check_amounts(source, columns["bytes"], "column 'bytes'", lambda index: place(index[0]))
+    arrays.check_amounts(source, columns["bytes"], "column 'bytes'", lambda index: place(index[0]))
     amounts = np.zeros(len(layers) * ranks**2)
     amounts[key] = columns["bytes"]
-    return traffic_matrix(source, amounts.reshape(len(layers), ranks, ranks))
+    return arrays.traffic_matrix(source, amounts.reshape(len(layers), ranks, ranks))
 
 
 def _check_range(source: Source, columns: Columns, name: str, low: int, end: int, place: PlaceOfRow) -> None:

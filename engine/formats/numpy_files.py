@@ -3,7 +3,7 @@
 An `.npz` holds one of these:
 
 * routing as `experts` int[tokens, layers, k] (or [tokens, layers] for top-1), with optional `sequence`, `source_rank`, `phase`
-  [tokens] (0 prefill, 1 decode), `model_layers` [layers], `weights` and a scalar `num_experts`
+  [tokens] (0 prefill, 1 decode) or `is_prefill`, `model_layers` [layers], `weights` and a scalar `num_experts`
 * loads as `expert_load` [layers, experts], with optional `model_layers`, `by_source` and `by_step` [ranks or steps, layers,
   experts]
 * traffic as `traffic_bytes` [layers, n, n] with a scalar `bytes_per_token`
@@ -28,6 +28,7 @@ from typing import IO, Annotated, BinaryIO
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
+from engine.errors import InputError
 from engine.formats.arrays import (
     MAX_EXPERTS,
     MAX_LAYERS,
@@ -39,9 +40,9 @@ from engine.formats.arrays import (
     traffic_matrix,
     whole_numbers,
 )
-from engine.formats.bare_lists import loads_of_array
+from engine.formats.bare_lists import loads_of_array, loads_of_named, named_numbers
 from engine.formats.format import Format, Glance, of_one_file
-from engine.formats.source import MAX_UNPACKED_BYTES, PARSER_ERRORS, Source, fault, quoted
+from engine.formats.source import MAX_UNPACKED_BYTES, PARSER_ERRORS, Source, fault, ok, quoted
 from engine.schema import first_fault
 from engine.workload import DECODE, PREFILL, ExpertLoad, Finding, Origin, RoutingTrace, TrafficMatrix, Workload
 
@@ -51,8 +52,10 @@ FINDINGS = TypeAdapter(Annotated[tuple[Finding, ...], Field(max_length=256)])
 MAX_FINDINGS_BYTES = 1024**2
 MAX_ARRAY_BYTES = 1024**3
 """Memory of an array and the arrays made of it: int16 ids, or the search for fractions in floats."""
-_MADE_OF = {"i": 2, "u": 2, "f": 32}
+_MADE_OF = {"i": 2, "u": 2, "f": 32, "b": 1}
 """Bytes that are made of a number, by kind of number."""
+_READ = {"experts", "sequence", "source_rank", "phase", "is_prefill", "model_layers", "weights", "num_experts", "findings"}
+_READ |= {"expert_load", "by_source", "by_step", "traffic_bytes", "bytes_per_token"}
 _SINGLE = ("experts", "expert_load", "traffic_bytes")
 _Column = Callable[[str], np.ndarray | None]
 """An array of an archive by its name, None if there is none."""
@@ -85,6 +88,8 @@ def read_npy(source: Source) -> Workload:
 
 
 def _unnamed(source: Source, array: np.ndarray) -> Workload:
+    if array.ndim == 1 and len(array) > 1:
+        raise source.fault(f"{len(array)} numbers in a row; loads are [layers, experts], choices [tokens, layers, k]")
     if array.dtype.kind == "f":
         check_amount(source, "traffic", array.shape)
     if loads := loads_of_array(source, array, "npy"):
@@ -104,6 +109,8 @@ def read_npz(source: Source) -> Workload:
     with zipfile.ZipFile(source.path) as archive:
         names = array_names(source.path, archive)
         single = next((name for name in _SINGLE if name in names), None)
+        if source.member is None and single is None and (named := _named(source, archive, names)):
+            return named
         if source.member is None and single is None and len(names) > 1:
             choices = ", ".join(f"{source.path.name}::{name}" for name in names)
             raise source.fault(f"holds several workloads; pick one: {choices}")
@@ -113,7 +120,7 @@ def read_npz(source: Source) -> Workload:
             raise source.fault(f"has no workload {quoted(chosen)}; it holds: {known}")
         if not single:
             array = read_member(source.path, archive, chosen)
-            if array.dtype.kind not in "iu" or array.ndim not in (2, 3):
+            if array.dtype.kind not in "iu" or array.ndim not in (2, 3, 4):
                 said = f"is {array.dtype} {list(array.shape)}; a workload is integers [tokens, layers, k]"
                 raise source.fault(said, f"array {quoted(chosen)}")
             return loads_of_array(source, array, "npz") or routing_trace(source, array)
@@ -136,12 +143,28 @@ def read_npz(source: Source) -> Workload:
             if shape != array.shape:
                 raise source.fault(f"weights is {list(shape)}, but experts is {list(array.shape)}")
         workload = _READERS[single](source, array, column)
-        return replace(workload, origin=Origin(format="npz", findings=_findings(source, column)))
+        unread = ", ".join(quoted(name) for name in names if name not in _READ)
+        said = (ok("unread-arrays", f"Arrays that are not read: {unread[:200]}."),) if unread else ()
+        return replace(workload, origin=Origin(format="npz", findings=(*_findings(source, column), *said)))
+
+
+def _named(source: Source, archive: zipfile.ZipFile, names: tuple[str, ...]) -> Workload | None:
+    """The loads in arrays whose names tell, such as one a layer; None where they do not."""
+    if sum(archive.getinfo(f"{name}.npy").file_size for name in names) > MAX_ARRAY_BYTES // _MADE_OF["f"]:
+        return None
+    try:
+        content = {name: read_member(source.path, archive, name) for name in names}
+    except InputError:  # texts among them
+        return None
+    found = named_numbers(content)
+    return loads_of_named(source, found) if found and found.kind == "loads" and found.numbers.ndim == 2 else None
 
 
 def _trace(source: Source, experts: np.ndarray, column: _Column) -> RoutingTrace:
     trace = routing_trace(source, experts, column("sequence"), column("source_rank"), _recorded(source, column))
     phase = column("phase")
+    if phase is None and (prefill := column("is_prefill")) is not None:
+        phase = np.where(prefill, PREFILL, DECODE)
     if phase is not None and (phase.shape != (trace.tokens,) or not np.isin(phase, (PREFILL, DECODE)).all()):
         raise source.fault(f"phase must be {PREFILL} or {DECODE} for each of {trace.tokens} tokens")
     layers = _model_layers(source, column, trace.layers)
@@ -260,8 +283,8 @@ def _checked_header(path: Path, file: BinaryIO, size: int, place: str) -> tuple[
         raise fault(path, f"is damaged ({str(error)[:160]})", place) from None
     if dtype.hasobject:
         raise fault(path, "contains Python objects, which are never loaded; save an array of numbers", place)
-    if dtype.kind not in "iuf":
-        raise fault(path, f"holds {dtype}, not integers or floats", place)
+    if dtype.kind not in "iufb":
+        raise fault(path, f"holds {dtype}, not numbers: save numbers (of phases 0 is prefill, 1 decode)", place)
     claimed, present = math.prod(shape) * dtype.itemsize, size - file.tell()
     if claimed > present:
         raise fault(path, f"is cut short: shape {list(shape)} needs {claimed} bytes, there are {present}", place)

@@ -1,8 +1,12 @@
-"""The text of `nvidia-smi topo -m`: which links join the GPUs of one machine. That of AMD's tools is read by `rocm_topo`.
+"""The text of `nvidia-smi topo -m` and of `npu-smi info -t topo`: which links join the GPUs of one machine. That of AMD's tools
+is read by `rocm_topo`.
 
 A head `GPU0 GPU1 … NIC0 … CPU Affinity …`, one row for every GPU and NIC, then a legend. A cell is X (itself), NV# (so many
 NVLinks), or a path over PCIe: PIX and PXB over switches, PHB over the host bridge, NODE and SYS (SOC in old drivers) between
 bridges and sockets. Network cards are called NIC0 … or by their names, mlx5_0.
+
+`npu-smi info -t topo` prints the same of Ascend NPUs, called NPU0 … or by their dies Phy-ID0 …: HCCS is a link of their own
+between two, HCCS_SW the same through a switch, SIO joins two dies of a package; NA is no path that is known.
 
 The text does not name the GPUs, so their type must come from elsewhere: from the person, or from the lines of `nvidia-smi -L`
 (`GPU 0: NVIDIA H200 (UUID: …)`) if the file has them too, before or after the matrix. There a GPU that is split has its MIG
@@ -17,31 +21,30 @@ from pathlib import Path
 import numpy as np
 
 from engine import catalogue
-from engine.catalogue.links import AMD, LINKS, Drawn, draw, type_of
+from engine.catalogue.links import AMD, ASCEND, LINKS, Drawn, draw, type_of
 from engine.errors import InputError
 from engine.formats.format import Format, Glance
 from engine.formats.rocm_topo import is_rocm, parse_rocm
-from engine.formats.source import check_file, fault, one_clear_line, quoted
+from engine.formats.source import check_size, check_there, fault, one_clear_line, plain, quoted
 
-EXTENSIONS = (".txt", ".log", ".out")
 MAX_BYTES = 4 * 1024**2
 
-_ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_GPU = re.compile(r"GPU\d+")
+_GPU = re.compile(r"(?:GPU|NPU|Phy-ID)\d+")
 
 # Long lines lose blanks when they are copied from some terminals: NIC8NIC9 above NODEPXB.
-_GLUED_NAMES, _NAME = re.compile(r"((GPU|NIC)\d+){2,}"), re.compile(r"(?:GPU|NIC)\d+")
-_CELL = re.compile(r"NV\d{1,3}|PIX|PXB|PHB|NODE|SYS|SOC|X")
+_GLUED_NAMES, _NAME = re.compile(r"((GPU|NPU|NIC)\d+){2,}"), re.compile(r"(?:GPU|NPU|NIC)\d+")
+_CELL = re.compile(r"NV\d{1,3}|HCCS_SW|HCCS|SIO|PIX|PXB|PIB|PHB|NODE|SYS|SOC|UB|NA|X")
 _GLUED_CELLS = re.compile(rf"(?:{_CELL.pattern})+")
 _LISTED = re.compile(r"GPU (\d+): (.+?)(?: \(UUID: .*)?")
 _MIG = re.compile(r"MIG (\S+)\s+Device\s+\d+:.*")
-_NPU = re.compile(rb"^\s*(?:NPU|Phy-ID)0\s.*(?:HCCS|PHB|SYS|PIX|SIO|NPU1|Phy-ID1)", re.MULTILINE)
-NPUS = (
-    "the topology of Ascend NPUs",
-    "the catalogue has no Ascend NPU, so their memory and rates and the speed of HCCS are missing: draw the machine on the "
-    "Cluster page and type them in",
-)
-"""A kind of machine that cannot be drawn, and the advice."""
+_SWITCHED = ("HCCS_SW", "SIO")
+_MAKERS = {
+    "NVLink": ("NVIDIA's GPUs (nvidia-smi)", "nvidia-smi -L"),
+    AMD: ("AMD's GPUs (rocm-smi)", "rocm-smi --showproductname"),
+    ASCEND: ("Ascend NPUs (npu-smi)", ""),
+}
+"""The maker, its tool and the command that prints names, by the kind of link."""
+_HEAD = re.compile(r"^[ \t]*(?:GPU\d|NPU\d+|Phy-ID\d+)[ \t]+(?:GPU\d+|NPU\d+|Phy-ID\d+|NIC0|CPU|X)[ \t]|^GPU 0: ", re.MULTILINE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +56,8 @@ class Topology:
     names: of the GPUs, () if the file does not have them
     across: True if a pair's path over PCIe crosses sockets (SYS)
     split: MIG profiles of the GPUs that are split, by GPU
-    amd: True if it is of AMD's GPUs
+    kind: of the links of such GPUs, as `Links.name`
+    switched: True if NPUs meet through a switch, as dies of A3 machines
     far: pairs of AMD's GPUs that are joined over several links
     """
 
@@ -62,7 +66,8 @@ class Topology:
     names: tuple[str, ...]
     across: bool
     split: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    amd: bool = False
+    kind: str = "NVLink"
+    switched: bool = False
     far: int = 0
 
 
@@ -72,12 +77,11 @@ def read_topology(path: Path, types: str | Sequence[str] | None = None) -> Drawn
     types: the catalogue's type of all GPUs, or one for each; None: as the lines of `nvidia-smi -L` in the file say
     """
     with one_clear_line(path):
-        check_file(path, EXTENSIONS)
+        check_there(path)
+        check_size(path)
         if path.stat().st_size > MAX_BYTES:
             raise fault(path, f"too large for what nvidia-smi prints (over {MAX_BYTES // 1024**2} MB)")
-        if is_of_npus(path.read_bytes()):
-            raise fault(path, f"is {NPUS[0]}; {NPUS[1]}")
-        topology = parse_topology(path.read_text(encoding="utf-8", errors="replace"), path)
+        topology = parse_topology(path.read_text(encoding="utf-8-sig", errors="replace"), path)
         gpus = [catalogue.gpu(kind) for kind in _types(path, topology, types)]
         try:
             drawn = draw(path.stem, gpus, topology.nvlinks)
@@ -88,6 +92,9 @@ def read_topology(path: Path, types: str | Sequence[str] | None = None) -> Drawn
         notes.append(f"{topology.nics} network card{'s are' if topology.nics > 1 else ' is'} listed, without rates")
     if topology.across:
         notes.append("some pairs talk over PCIe between sockets (SYS) and reach less than the raw rate")
+    if topology.switched:
+        rate = f"{LINKS['Ascend-A3'].nvlink * LINKS['Ascend-A3'].nvlinks / 1e9:.0f} GB/s out of each"
+        notes[0] = f"all pairs of dies are drawn with HCCS through a switch, {rate}; the two of a package (SIO) are faster"
     if topology.far:
         notes.append(f"{topology.far} pairs are joined over several Infinity Fabric links in turn and are slower than drawn")
     for gpu, profiles in topology.split.items():
@@ -98,15 +105,16 @@ def read_topology(path: Path, types: str | Sequence[str] | None = None) -> Drawn
 
 def parse_topology(text: str, path: Path) -> Topology:
     """The matrix in the text; `path` is named in complaints. Raises InputError."""
+    text = plain(text)
     if is_rocm(text):
         rocm = parse_rocm(text, path)
-        return Topology(rocm.links, 0, rocm.names, False, amd=True, far=rocm.far)
+        return Topology(rocm.links, 0, rocm.names, False, kind=AMD, far=rocm.far)
     columns: list[str] = []
     gpus: list[str] = []
     rows: dict[str, list[str]] = {}
     names: dict[int, str] = {}
     split: dict[int, list[str]] = {}
-    for number, line in enumerate(_ESCAPE.sub("", text).splitlines(), 1):
+    for number, line in enumerate(text.splitlines(), 1):
         words, place = line.split(), f"line {number}"
         if listed := _LISTED.fullmatch(line.strip()):
             names[int(listed[1])] = listed[2]
@@ -145,8 +153,24 @@ def parse_topology(text: str, path: Path) -> Topology:
         for b, cell in enumerate(row):
             if (cell == "X") != (a == b) or cell != cells[b][a]:
                 raise fault(path, f"{gpus[a]} to {gpus[b]} is {cell}, back it is {cells[b][a]}; the matrix is damaged")
-    nvlinks = np.array([[int(cell[2:]) if cell.startswith("NV") else 0 for cell in row] for row in cells], dtype=np.int64)
-    across = any(cell in ("SYS", "SOC") for row in cells for cell in row)
+    flat = {cell for row in cells for cell in row}
+    if unknown := flat & {"UB", "NA"}:
+        known = "HCCS" if not gpus[0].startswith("GPU") else "NVLink"
+        raise fault(
+            path, f"some pairs are joined by {min(unknown)}, whose speed is not known; machines with {known} or PCIe are read"
+        )
+    switched = bool(flat & {*_SWITCHED})
+    whole = LINKS["Ascend-A3"].nvlinks  # a switch gives all links to each pair
+
+    def links(cell: str) -> int:
+        if cell.startswith("HCCS") or cell in _SWITCHED:
+            return whole if switched else 1
+        return int(cell[2:]) if cell.startswith("NV") else 0
+
+    nvlinks = np.array([[links(cell) for cell in row] for row in cells], dtype=np.int64)
+    across = bool(flat & {"SYS", "SOC"})
+    if not gpus[0].startswith("GPU"):
+        return Topology(nvlinks, len(columns) - len(gpus), (), across, kind=ASCEND, switched=switched)
     listed = [names[int(gpu[3:])] for gpu in gpus if int(gpu[3:]) in names]
     if names and len(listed) < len(gpus):
         raise fault(path, f"{len(listed)} of the {len(gpus)} GPUs of the matrix are listed by name; keep all or none")
@@ -166,9 +190,11 @@ def _cells(words: list[str]) -> list[str]:
 
 def _types(path: Path, topology: Topology, types: str | Sequence[str] | None) -> list[str]:
     """The catalogue's type of every GPU; raises InputError if it is neither given nor in the file."""
-    count, maker = len(topology.nvlinks), "AMD's GPUs (rocm-smi)" if topology.amd else "NVIDIA's GPUs (nvidia-smi)"
-    fitting = [kind for kind, links in LINKS.items() if (links.name == AMD) == topology.amd]
-    known, listing = ", ".join(fitting), "rocm-smi --showproductname" if topology.amd else "nvidia-smi -L"
+    count, (maker, listing) = len(topology.nvlinks), _MAKERS[topology.kind]
+    fitting = [kind for kind, links in LINKS.items() if links.name == topology.kind]
+    if topology.kind == ASCEND:
+        fitting = [kind for kind in fitting if (kind == "Ascend-A3") == topology.switched]
+    known = ", ".join(fitting)
     if types is not None:
         chosen = [types] * count if isinstance(types, str) else list(types)
         if len(chosen) != count:
@@ -177,11 +203,8 @@ def _types(path: Path, topology: Topology, types: str | Sequence[str] | None) ->
             raise fault(path, f"the text is of {maker}, and {other} is none of them; choose from {known}")
         return chosen
     if not topology.names:
-        raise fault(
-            path,
-            f"the text does not say what the {count} GPUs are; choose their type ({known}), or put what "
-            f"'{listing}' prints into the file too",
-        )
+        listed = f", or put what '{listing}' prints into the file too" if listing else ""
+        raise fault(path, f"the text does not say what the {count} GPUs are; choose their type ({known}){listed}")
     for name in topology.names:
         if type_of(name) is None:
             raise fault(path, f"{quoted(name)} is not in the catalogue; choose the nearest type ({known})")
@@ -189,19 +212,13 @@ def _types(path: Path, topology: Topology, types: str | Sequence[str] | None) ->
 
 
 def _tells(glance: Glance) -> bool:
-    head = glance.head.decode(errors="replace") if glance.is_text and not glance.is_json else ""
-    return bool(re.search(r"^\s*(\x1b\[\d*m)*\s*GPU0\s", head, re.MULTILINE)) or head.startswith("GPU 0: ")
-
-
-def is_of_npus(text: bytes) -> bool:
-    """True if a text is what `npu-smi info -t topo` prints."""
-    return _NPU.search(text) is not None
+    return glance.is_text and not glance.is_json and _HEAD.search(plain(glance.head.decode(errors="replace"))) is not None
 
 
 FORMATS = (
     Format(
-        *("amd-topology", "what rocm-smi --showtopo prints", "topology"),
+        *("amd-topology", "what rocm-smi --showtopo or amd-smi topology prints", "topology"),
         lambda glance: glance.is_text and is_rocm(glance.head.decode(errors="replace")),
     ),
-    Format("nvidia-topology", "what nvidia-smi topo -m prints", "topology", _tells),
+    Format("nvidia-topology", "what nvidia-smi topo -m or npu-smi info -t topo prints", "topology", _tells),
 )

@@ -5,20 +5,22 @@ files in them.
 only after every format has declined, so that this list cannot hide a format.
 """
 
+import gzip
 import re
 import shutil
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
 from typing import IO
 
 from engine.errors import InputError, one_line
 from engine.formats import rank_files
 from engine.formats.format import BELONGS, Format, Glance
 from engine.formats.known import FORMATS
-from engine.formats.nvidia_topo import NPUS, is_of_npus
 from engine.formats.source import (
     MAGIC,
     MAX_FILE_BYTES,
@@ -90,6 +92,11 @@ STRANGERS = (
         lambda glance: bool(glance.tensors),
     ),
     Stranger(
+        "a file of torch.save without routing, token counts or a plan: weights, by all appearance",
+        f"{_CONFIG}, or the router_trace_rank….jsonl beside it if Megatron-Core's tracer wrote it",
+        lambda glance: glance.is_torch,
+    ),
+    Stranger(
         "a model in GGUF", "open the config.json of the model that it was made from", lambda glance: glance.head[:4] == b"GGUF"
     ),
     Stranger(
@@ -104,10 +111,9 @@ STRANGERS = (
         'times are read from traces of the PyTorch profiler: export_chrome_trace writes {"traceEvents": [...]}',
         _is_list_of_events,
     ),
-    Stranger(*NPUS, lambda glance: glance.is_text and is_of_npus(glance.head)),
     Stranger(
         "a table of addresses of Ascend NPUs",
-        f"it has neither links nor rates, and {NPUS[1]}",
+        "it has neither links nor rates: save what 'npu-smi info -t topo' prints on one machine",
         lambda glance: (
             {"server_list", "server_count"} <= glance.keys
             or (glance.is_text and re.search(rb"^(?:address_\d+=|ipaddr:)", glance.head, re.MULTILINE) is not None)
@@ -117,6 +123,36 @@ STRANGERS = (
         "the overview of nvidia-smi, which does not show links",
         "save these instead: nvidia-smi -L > topo.txt; nvidia-smi topo -m >> topo.txt",
         lambda glance: _has_one(glance, b"| NVIDIA-SMI "),
+    ),
+    Stranger(
+        "the overview of npu-smi, which does not show links",
+        "save what 'npu-smi info -t topo' prints",
+        lambda glance: _has_one(glance, b"| npu-smi "),
+    ),
+    Stranger(
+        "of AMD's tools, but not the links of GPUs",
+        "save what 'rocm-smi --showtopo' or 'amd-smi topology' prints",
+        lambda glance: _has_one(glance, b"ROCm System Management Interface", b"| AMD-SMI "),
+    ),
+    Stranger(
+        "the output of HCCL's tests, which names neither the collective nor the NPUs",
+        "save its times as CSV: operation,ranks,bytes,seconds in the first line and all_to_all,8,1048576,0.00012 in the next",
+        lambda glance: _has_one(glance, b"data_size(Bytes):") and b"alg_bandwidth" in glance.head,
+    ),
+    Stranger(
+        "the state or a test of a single network card",
+        "type its rate as the bandwidth of the GPU's port on the Cluster page",
+        lambda glance: _has_one(glance, b"BW average[", b"RDMA_Write BW Test", b"CA type: ", b"hca_id:"),
+    ),
+    Stranger(
+        "a log in JSON, as Docker keeps it",
+        "give the text alone: docker logs CONTAINER > run.log, or jq -j .log FILE > run.log",
+        lambda glance: {"log", "stream"} <= set(glance.record),
+    ),
+    Stranger(
+        "a log of SGLang with its balancedness, but without routing",
+        _RECORD,
+        lambda glance: _has_one(glance, b"[Expert Balancedness]"),
     ),
     Stranger(
         "a log of vLLM with EPLB's balancedness, but neither routing nor the experts of its ranks",
@@ -179,8 +215,9 @@ def _nearest(glance: Glance) -> str:
 
 
 def files_inside(path: Path, scratch: Path | None) -> list[Path] | None:
-    """The files in a folder or in an archive (zip, tar, tar.gz) by name, hidden ones left out. None for any other file, and
-    for archives without `scratch`. Raises InputError for too many or too large ones.
+    """The files in a folder or in an archive (zip, tar, tar.gz, a file in gzip) by name, hidden ones left out. None for any
+    other file, for one in gzip that is read as it is, and for archives without `scratch`. Raises InputError for too many or
+    too large ones.
 
     scratch: a folder of the caller's into which archives are unpacked
     """
@@ -194,9 +231,37 @@ def files_inside(path: Path, scratch: Path | None) -> list[Path] | None:
             if not files:
                 raise fault(path, "is an empty folder")
             return files
-        if scratch is not None and path.is_file() and path.stat().st_size and is_archive(path):
-            return _in_archive(path, scratch)
+        if scratch is not None and path.is_file() and path.stat().st_size:
+            if is_archive(path):
+                return _in_archive(path, scratch)
+            if (opened := _unzipped(path, scratch)) != path:
+                return [opened]
         return None
+
+
+def _unzipped(path: Path, scratch: Path | None) -> Path:
+    """The file that one in gzip holds, in a folder for those of its folder; itself if it is none, or is read as it is. Raises
+    InputError."""
+    glance = Glance(path)
+    if scratch is None or glance.magic != ".gz" or is_archive(path) or any(format.tells(glance) for format in FORMATS):
+        return path
+    check_size(path)
+    target = scratch / f"unzipped-{path.parent.name}" / (path.stem if path.suffix.lower() == ".gz" else path.name)
+    target.parent.mkdir(exist_ok=True)
+    with gzip.open(path) as packed, target.open("wb") as file:
+        while block := packed.read(1024**2):
+            file.write(block)
+            if file.tell() > MAX_FILE_BYTES:
+                raise fault(path, f"unpacks to more than {MAX_FILE_BYTES // 1024**2} MB; cut the recording")
+    return target
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Path]:
+    """The file, or the one that it holds in gzip. Raises InputError for a fault in it, in one line."""
+    with one_clear_line(path), TemporaryDirectory() as scratch:
+        check_there(path)
+        yield _unzipped(path, Path(scratch))
 
 
 def is_archive(path: Path) -> bool:
@@ -300,18 +365,26 @@ def joined(parts: Iterable[Part], model: MoEModel | None = None) -> list[Part]:
     return _with_ranks(_with_sets([Part(format, tuple(sorted(files))) for (format, _, _), files in together.items()]), model)
 
 
+def _in_a_folder(path: Path) -> tuple:
+    return path.parent, without_ids(path.with_suffix(""))
+
+
+def _a_folder_each(path: Path) -> tuple:
+    return path.parent.parent, without_ids(path.parent), path.name
+
+
 def _with_ranks(parts: list[Part], model: MoEModel | None) -> list[Part]:
     """The parts with files of ranks that have the loads of their own experts in one part, in the place of the first of them."""
-    alike: dict[tuple[Format, Path, str], list[Part]] = {}
-    for part in parts if model else ():
-        if len(part.paths) == 1 and part.format.name in rank_files.KINDS:
-            alike.setdefault((part.format, part.paths[0].parent, without_ids(part.paths[0])), []).append(part)
-    for (format, _, _), own in alike.items():
-        paths = tuple(part.paths[0] for part in own)
-        if of_ranks := rank_files.of_ranks(format, paths, model):
-            place = parts.index(own[0])
-            parts = [part for part in parts if part not in own]
-            parts.insert(place, Part(of_ranks, paths))
+    for key in (_in_a_folder, _a_folder_each) if model else ():
+        alike: dict[tuple, list[Part]] = {}
+        for part in parts:
+            if len(part.paths) == 1 and part.format.name in rank_files.KINDS:
+                alike.setdefault(key(part.paths[0]), []).append(part)
+        for own in alike.values():
+            if of_ranks := rank_files.of_ranks([(part.format, part.paths[0]) for part in own], model):
+                place = parts.index(own[0])
+                parts = [part for part in parts if part not in own]
+                parts.insert(place, Part(of_ranks, tuple(part.paths[0] for part in own)))
     return parts
 
 
@@ -334,6 +407,8 @@ def single_files(path: Path, scratch: Path | None = None) -> list[Part]:
     known, fault_of_last = [], None
     for file in inside:
         try:
+            with one_clear_line(file):
+                file = _unzipped(file, scratch) if file.stat().st_size else file
             known.append(Part(identify(file), (file,)))
         except InputError as error:
             fault_of_last = error
@@ -373,6 +448,8 @@ def _unknown(glance: Glance) -> InputError:
         check_beginning(path, path.suffix.lower())
     if glance.magic == ".npz":
         zipfile.ZipFile(path).close()  # raises if it is damaged
+    if glance.magic == ".gz":
+        return fault(path, "is a gzip file; unpack it and give the file that is in it")
     if glance.magic is not None:
         return fault(path, f"is {MAGIC[glance.magic][1].replace('NumPy .npz', 'zip')} that holds nothing that is read here")
     if glance.is_json:

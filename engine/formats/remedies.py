@@ -14,10 +14,18 @@ import numpy as np
 from engine import units
 from engine.errors import InputError
 from engine.formats import arrays
-from engine.formats.checks.copies import blocks_in_turn, factor_of_counts, is_rounded, ranks_alike, skew_of, tokens_of_ranks
+from engine.formats.checks.copies import (
+    blocks_in_turn,
+    copies_of_rows,
+    factor_of_counts,
+    first_of_copies,
+    is_rounded,
+    ranks_alike,
+    skew_of,
+    tokens_of_ranks,
+)
 from engine.formats.checks.layers import empty_layers
-from engine.formats.checks.padding_rows import padding_rows
-from engine.formats.checks.profile_rows import profile_stretches
+from engine.formats.checks.profile_rows import padding_rows, profile_stretches
 from engine.formats.checks.totals import silent_layers
 from engine.formats.source import ok
 from engine.plan import Placement
@@ -112,7 +120,8 @@ def keep_phase(workload: Workload, phase: int) -> RoutingTrace:
 
 
 def drop_copies(workload: Workload) -> RoutingTrace | ExpertLoad:
-    """One copy of tokens that several ranks recorded, dealt to those ranks in turn; the first of equal blocks."""
+    """One copy of tokens that several ranks recorded, dealt to those ranks in turn; the first of equal blocks, or of
+    equal rows."""
     if isinstance(workload, ExpertLoad):
         return _one_share(workload)
     trace = _trace(workload)
@@ -127,6 +136,8 @@ def drop_copies(workload: Workload) -> RoutingTrace | ExpertLoad:
         kept = replace(trace, source_rank=rank).part(keep)
     elif (copies := blocks_in_turn(trace)) > 1:
         kept = trace.part(np.arange(trace.tokens // copies))
+    elif (copies := copies_of_rows(trace)) > 1:
+        kept = trace.part(first_of_copies(trace, copies))
     else:
         raise InputError(f"{trace.name}: no tokens come more than once")
     return _noted(kept, "drop-copies", f"Dropped {trace.tokens - kept.tokens:,} tokens that were copies.", moved="tokens")

@@ -4,9 +4,13 @@ Both print a table for each fact, of which two count: the type of link (XGMI, wh
 between two GPUs. A table has a heading (`=== Link Type between two GPUs ===`, or `LINK TYPE TABLE:`), a head with every GPU, by
 number or by bus, and one row for each; a GPU is 0, SELF or N/A to itself.
 
+With `--json` the same is one object, `{"system": {"(Topology) Link type between DRM devices 0 and 1": "XGMI", …}}` of rocm-smi,
+or a list of GPUs with `links` of `link_type` and `num_hops`, of amd-smi.
+
 The names of the GPUs are in `rocm-smi --showproductname`: `GPU[0] : Card Series: AMD Instinct MI300X`.
 """
 
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +24,7 @@ _TYPES, _HOPS = ("link type between two gpus", "link type table"), ("hops betwee
 _GPU = re.compile(r"GPU\d+|[0-9a-fA-F]{4}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.\d")
 _CARD = re.compile(r"GPU\[(\d+)\]\s*: Card Series:\s*(\S.*?)\s*", re.IGNORECASE)
 _SELF = ("0", "SELF", "N/A")
+_BETWEEN = re.compile(r"\(Topology\) (Link type|Hops) between DRM devices (\d{1,4}) and (\d{1,4})", re.IGNORECASE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,15 +43,44 @@ class RocmLinks:
 
 def is_rocm(text: str) -> bool:
     """True if a text is of AMD's tools, with a table of links or without."""
-    return "ROCm System Management Interface" in text or "LINK TYPE TABLE:" in text or "Link Type between two GPUs" in text
+    marks = (" between two GPUs ", " TABLE:\n", "Card Series:", '"link_type"', "(Topology) Numa")
+    return any(mark in text for mark in marks) or _BETWEEN.search(text) is not None
+
+
+def _tables_of_json(content: dict | list) -> dict[str, dict[str, list[str]]]:
+    """The tables of types and hops of JSON, by title."""
+    types, hops = {}, {}
+    if isinstance(content, dict) and "system" in content:
+        for key, value in content["system"].items():
+            if found := _BETWEEN.fullmatch(key):
+                pair = (int(found[2]), int(found[3]))
+                (types if found[1].lower() == "link type" else hops).update({pair: str(value), pair[::-1]: str(value)})
+    else:
+        for gpu in content["gpu_data"] if isinstance(content, dict) else content:
+            for link in gpu["links"]:
+                pair = (int(gpu["gpu"]), int(link["gpu"]))
+                types[pair], hops[pair] = str(link["link_type"]), str(link.get("num_hops", ""))
+    gpus = sorted({gpu for pair in types for gpu in pair})
+    return {
+        title: {f"GPU{a}": [of_pair.get((a, b), "SELF" if a == b else "nothing") for b in gpus] for a in gpus}
+        for title, of_pair in ((_TYPES[0], types), (_HOPS[0], hops))
+    }
 
 
 def parse_rocm(text: str, path: Path) -> RocmLinks:
     """The links in the text; `path` is named in complaints. Raises InputError."""
     tables: dict[str, dict[str, list[str]]] = {}
+    try:
+        tables = _tables_of_json(json.loads(text))
+    except (KeyError, TypeError, AttributeError):
+        raise fault(
+            path, "is JSON of AMD's tools without the links of GPUs; save what 'amd-smi topology --json' prints"
+        ) from None
+    except ValueError:
+        pass  # a text
     names: dict[int, str] = {}
     title, head = "", []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(() if tables else text.splitlines(), 1):
         words, place = line.split(), f"line {number}"
         if heading := _HEADING.fullmatch(line.strip()):
             title, head = (heading[1] or heading[2]).lower(), []

@@ -13,6 +13,7 @@ import base64
 import binascii
 import io
 import math
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -26,25 +27,53 @@ from engine.workload import Finding
 _WIRE_DTYPES = {"int32": np.dtype("<i4"), "uint16": np.dtype("<u2"), "uint8": np.dtype("u1")}
 
 
-_CACHED = ("cached_tokens", "num_cached_tokens", "prompt_cache_hit_tokens")
+CACHED = ("cached_tokens", "num_cached_tokens", "prompt_cache_hit_tokens")
+PROMPT, GENERATED = ("prompt_tokens", "input_tokens", "num_prompt_tokens"), ("completion_tokens", "output_tokens")
+"""Names of numbers of tokens: OpenAI's, for answers of both its interfaces, and those of engines."""
+_DETAILS = ("prompt_tokens_details", "input_tokens_details")
+PARTS = ("meta_info", "sglext", "sgl_ext", "engine_data", "disaggregated_params")
+"""Parts of an answer in which SGLang has `routed_experts`."""
+_DEEPEST = 5
+"""Lists and objects in which logs of requests and batches keep an answer."""
+
+
+def count_of(part: object, names: Sequence[str]) -> int | None:
+    """The first number of tokens that a part of an answer has under one of these names, None without any. Digits in a text are
+    a number too."""
+    for name in names if isinstance(part, dict) else ():
+        value = part.get(name)
+        if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10:
+            value = int(value)
+        if type(value) is int and 0 <= value < 2**31:
+            return value
+    return None
 
 
 def cached_tokens(*parts: object) -> int:
     """Tokens of a prompt that were not computed, as a cache held them, by the first of these parts of an answer that says so: 0
-    if none does. OpenAI's usage has them under `prompt_tokens_details`."""
+    if none does. OpenAI's usage has them among its details."""
     for part in parts:
-        details = part.get("prompt_tokens_details") if isinstance(part, dict) else None
-        for held in (part, details):
-            for name in _CACHED if isinstance(held, dict) else ():
-                if type(held.get(name)) is int and held[name] >= 0:
-                    return held[name]
+        for held in (part, *((part.get(name) for name in _DETAILS) if isinstance(part, dict) else ())):
+            if (cached := count_of(held, CACHED)) is not None:
+                return cached
     return 0
+
+
+def answers_in(value: object, is_answer: Callable[[object], bool], depth: int = 0) -> Iterator[object]:
+    """The answers in a value of JSON: itself, or those that logs of requests and batches keep in it."""
+    if is_answer(value) or depth > _DEEPEST:
+        yield value
+    elif isinstance(value, dict | list):
+        inside = value if isinstance(value, list) else [value[name] for name in value if name not in PARTS]
+        for inner in inside:
+            if isinstance(inner, dict | list):
+                yield from answers_in(inner, is_answer, depth + 1)
 
 
 def without_cached(experts: np.ndarray, *parts: object) -> np.ndarray:
     """The choices of a whole answer, int16[row, layer, k], -1 for rows of its prompt that a cache held by these parts of it."""
-    prompt = next((part["prompt_tokens"] for part in parts if isinstance(part, dict) and "prompt_tokens" in part), None)
-    cached = min(cached_tokens(*parts), prompt if type(prompt) is int and prompt >= 0 else len(experts))
+    prompt = next((count for part in parts if (count := count_of(part, PROMPT)) is not None), None)
+    cached = min(cached_tokens(*parts), len(experts) if prompt is None else prompt)
     return np.where(np.arange(len(experts))[:, None, None] < cached, np.int16(-1), experts)
 
 
@@ -94,8 +123,7 @@ def decode_int32(text: str, layers: int, k: int, dtype: str = "int32") -> np.nda
     if row < 1 or len(data) % row:
         raise InputError(
             f"routed_experts: {len(data)} bytes are no whole number of tokens of {layers} layers × {k} experts × "
-            f"{wire.itemsize} bytes; "
-            "is it this model's? All decoder layers count, dense ones too"
+            f"{wire.itemsize} bytes; is it this model's? All decoder layers count, dense ones too"
         )
     shape = len(data) // row, layers, k
     _check_shape(shape)

@@ -51,6 +51,17 @@ PARSER_ERRORS = (
     *(tarfile.TarError, pa.ArrowException),
 )
 """Errors that zipfile, tarfile, json, csv, NumPy and pyarrow raise on damaged files."""
+_TIME = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
+_BEFORE = re.compile(
+    rf"^(?:[ \t]*(?:\[pod/[\w./-]+\]|\[(?:default|rank)\d+\]:"  # kubectl --prefix, torchrun
+    rf"|\[\d+,\d+\](?:<\w+>)?:|\d{{1,6}}:(?=[ \t])"  # mpirun --tag-output, srun --label
+    rf"|\[?{_TIME}\]?|(?:stdout|stderr) [FP](?=[ \t])"  # docker and kubelet
+    rf"|[A-Z][a-z]{{2}} [ \d]\d \d\d:\d\d:\d\d(?: [\w.-]+ [\w.@/-]+\[\d+\]:)?"  # journald, syslog
+    rf"|\(\w+ pid=\d+[^)\n]*\)|[\w.-]+-\d+ +\|(?=[ \t])))+ ?",  # Ray and vLLM, docker compose
+    re.MULTILINE,
+)
+"""Labels that launchers and collectors of logs put before each line."""
+ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _JSON_KINDS = {list: "a list", str: "a text", bool: "true or false", type(None): "null"}
 _UUID = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
 _WORD = r"(?<![0-9A-Za-z])(?=[A-Za-z]*\d[A-Za-z]*\d)[0-9A-Za-z]{12,}(?![0-9A-Za-z])"
@@ -185,6 +196,11 @@ def check_beginning(path: Path, extension: str) -> None:
             raise fault(path, "is not UTF-8 text; save it as UTF-8")
 
 
+def plain(text: str) -> str:
+    """A text of lines without colours and the labels that launchers and collectors of logs put before them."""
+    return _BEFORE.sub("", ESCAPE.sub("", text.replace("\r\n", "\n")))
+
+
 def line_ends(path: Path) -> int:
     """The number of line feeds in a file."""
     with path.open("rb") as file:
@@ -235,5 +251,7 @@ def without_ids(path: Path) -> str:
 
 
 def in_order(sources: Sequence[Source]) -> list[Source]:
-    """The files by the numbers in their names, which follow time more often than the order of letters does: 2 before 10."""
-    return sorted(sources, key=lambda source: [part.zfill(20) for part in re.split(r"(\d+)", source.path.name)])
+    """The files by the numbers in their names and folders, which follow time more often than the order of letters does: 2
+    before 10."""
+    names = {source: f"{source.path.parent.name}/{source.path.name}" for source in sources}
+    return sorted(sources, key=lambda source: [part.zfill(20) for part in re.split(r"(\d+)", names[source])])

@@ -3,6 +3,7 @@
 import numpy as np
 
 from engine.formats.arrays import MAX_SPLIT
+from engine.workload import Finding
 
 MAX_SPANS = 64
 
@@ -22,6 +23,26 @@ def sum_spans(counts: np.ndarray, order: np.ndarray) -> np.ndarray:
     order: int64[...]; the steps that count, in the order of time
     """
     return np.stack([counts[span].sum(axis=0, dtype=np.float64) for span in split_steps(order, counts[0].size)])
+
+
+def steps_of_ring(counts: np.ndarray) -> tuple[np.ndarray, int]:
+    """(the steps with tokens, int64[...], the oldest first as far as can be told; the number of runs of empty ones, around the
+    end too). The longest run was not filled yet, so the oldest step follows it; without an empty step all are in order.
+
+    counts: number[step, layer, expert]
+    """
+    used = np.flatnonzero(counts.any(axis=(1, 2)))
+    if len(used) in (0, len(counts)):
+        return np.arange(len(counts)), int(not used.size)
+    gap = (np.roll(used, -1) - used - 1) % len(counts)
+    return np.roll(used, -(int(gap.argmax()) + 1)), int(np.count_nonzero(gap))
+
+
+def empty_steps(steps: int, used: int, runs: int) -> Finding:
+    """The finding on steps of a ring that are left out, see `steps_of_ring`."""
+    message = f"{steps - used} of {steps} steps of the buffer are empty and left out"
+    message += f", in {runs} runs: the order of time is taken to begin after the longest." if runs > 1 else "."
+    return Finding(severity="warning" if runs > 1 else "ok", code="empty-steps", message=message)
 
 
 class StepSpans:

@@ -2,14 +2,16 @@
 
 Told apart by the column names (any order, further columns are ignored):
 
-* `token, layer, expert`, optionally `rank_in_topk`, `sequence`, `source_rank`: a routing log in long form
+* `token, layer, expert`, optionally `rank_in_topk`, `sequence`, `source_rank`, `phase`: a routing log in long form
+* `layer, expert, count`: expert loads in long form
 * `src, dst, bytes`, optionally `layer`: traffic in long form
 * `expert_0, expert_1, …` or `0, 1, …`, optionally `layer`: expert loads, one row per layer
 * numbers alone, from the first line on: n rows of n are traffic of one layer in bytes, others expert
   loads, but for n ± 1 rows of n, a matrix that may have lost a line
 
-Cells are separated by commas, or by tabs where the first line has no comma. A first line of numbers is a row. Only `0, 1, …,
-n−1` is a header, as pandas writes one, unless it and the lines below it are a square; then a finding names the assumption.
+Cells are separated by commas, or by tabs where the first line has no comma; numbers alone also by blanks. A
+first line of numbers is a row. Only `0, 1, …, n−1` is a header, as pandas writes one, unless it and the lines below it are a
+square; then a finding names the assumption.
 """
 
 import csv
@@ -17,6 +19,7 @@ import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -26,19 +29,37 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from engine.formats.arrays import MAX_EXPERTS, MAX_RANKS, expert_load, traffic_matrix, whole_numbers
-from engine.formats.bare_lists import loads_of_table
+from engine.formats.bare_lists import CHOICES, loads_of_table
+from engine.formats.bare_lists import LOADS as LISTED_LOADS
 from engine.formats.format import Format, Glance, of_one_file
-from engine.formats.long_form import ROUTING, TRAFFIC, routing_from_columns, traffic_from_columns
-from engine.formats.source import Source, line_ends, quoted, warning
+from engine.formats.json_lines import lines, parse_value
+from engine.formats.long_form import (
+    ALSO_CALLED,
+    LOADS,
+    PHASES,
+    ROUTING,
+    TEXTS,
+    TRAFFIC,
+    loads_from_columns,
+    routing_from_columns,
+    traffic_from_columns,
+)
+from engine.formats.source import Source, line_ends, ok, quoted, warning
 from engine.workload import Origin, Workload
 
 _NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
 _NUMBERS_ALONE = r"\s*([+-]?[\d.].*|[+-]?(nan|inf(inity)?)|)\s*"
 """A cell of a row: a number, even one that is written wrong, or nothing. No name of a column begins like that."""
+_OF_EXPERT = r"(?:e(?:xpert)?[ _]?)?(\d{1,5})"
 _MAX_LINE_BYTES = 1024**2
+TEXT = pa.dictionary(pa.int32(), pa.string())
 MAX_ROWS = 10_000_000
 """Twice the longest recordings that people save as tables; checking takes a hundred bytes a row."""
 MAX_NUMBERS = 2**27
+MAX_RECORDS = 500_000
+"""Rows as objects of JSON, which Python parses one by one."""
+IS_PREFILL = "is_prefill"
+_LISTED = {*CHOICES, *LISTED_LOADS}
 
 
 @dataclass(frozen=True)
@@ -49,6 +70,7 @@ class CsvTable:
     header: tuple[str, ...] | None
     width: int
     separator: str = ","
+    format: str = "csv"
 
     def read(self, kinds: dict[int, pa.DataType], words: bool = False) -> list[np.ndarray]:
         """One array for each column in `kinds` (by position), int64 or float64; every cell is filled and a number.
@@ -65,7 +87,7 @@ class CsvTable:
                 pacsv.ParseOptions(delimiter=self.separator),
                 convert_options=pacsv.ConvertOptions(
                     include_columns=[names[position] for position in kinds],
-                    column_types={names[at]: pa.string() if words else kind for at, kind in kinds.items()},
+                    column_types={names[at]: pa.string() if words and kind != TEXT else kind for at, kind in kinds.items()},
                     null_values=[""],
                     strings_can_be_null=True,
                 ),
@@ -84,8 +106,26 @@ class CsvTable:
             if column.null_count:
                 row = pc.index(pc.is_null(column), True).as_py()
                 raise self.source.fault(f"{self.title(position)} is empty", self.place(row))
-            columns.append((self._numbers(column, position, kind) if words else column).to_numpy())
+            if kind == TEXT:
+                columns.append(self._of_texts(column, position))
+            else:
+                columns.append((self._numbers(column, position, kind) if words else column).to_numpy())
         return columns
+
+    def has_text(self, position: int) -> bool:
+        """True if the first row has a text in a column."""
+        line = next(itertools.islice(_lines(self.source.path), 1, None), (0, b""))[1]
+        cells = _cells(line.decode(errors="replace"), self.separator)
+        return position < len(cells) and re.match(_NUMBER, cells[position]) is None
+
+    def _of_texts(self, column: pa.ChunkedArray, position: int) -> np.ndarray:
+        """Phases by their words, and a number for each other text in the order in which they come: int64[row]."""
+        coded = column.unify_dictionaries().combine_chunks()
+        words = [str(word).strip().lower() for word in coded.dictionary.to_pylist()]
+        if self.header[position] in ("phase", IS_PREFILL):
+            phases = [_phase(self.source, word) for word in words]
+            return np.array(phases)[coded.indices.to_numpy()]
+        return coded.indices.to_numpy().astype(np.int64)
 
     def title(self, position: int) -> str:
         """The name of a column in messages."""
@@ -123,6 +163,16 @@ class ParquetTable:
     source: Source
     file: pq.ParquetFile
     header: tuple[str, ...]
+    format: str = "parquet"
+
+    def is_text(self, position: int) -> bool:
+        """True for a column of texts."""
+        kind = self.file.schema_arrow.field(position).type
+        return not (pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+    def has_text(self, position: int) -> bool:
+        """False: texts of a Parquet file are refused, as each takes no room in it but all of it in memory."""
+        return False
 
     def read(self, kinds: dict[int, pa.DataType]) -> list[np.ndarray]:
         rows = self.file.metadata.num_rows
@@ -131,9 +181,8 @@ class ParquetTable:
         _check_rows(self.source, rows, len(kinds))
         names = self.file.schema_arrow.names
         for position in kinds:  # before reading: a repeated text takes no room in the file, but all of it in memory
-            kind_here = self.file.schema_arrow.field(position).type
-            if not (pa.types.is_integer(kind_here) or pa.types.is_floating(kind_here)):
-                raise self.source.fault(f"{self.title(position)} is {kind_here}, not numbers")
+            if self.is_text(position):
+                raise self.source.fault(f"{self.title(position)} is {self.file.schema_arrow.field(position).type}, not numbers")
         columns = []
         for position, kind in kinds.items():
             column = self.file.read(columns=[names[position]]).column(0)
@@ -159,7 +208,19 @@ Table = CsvTable | ParquetTable
 
 def read_csv(source: Source, is_loads: bool = False) -> Workload:
     """A routing trace, traffic matrix or expert load from a CSV file. is_loads: True if bare numbers are known to be loads"""
-    first_line = _first_line(source)
+    line = next((line for _, line in _lines(source.path)), b"")
+    if not line.strip():
+        raise source.fault("holds no numbers")
+    if len(line) >= _MAX_LINE_BYTES:
+        raise source.fault("the first line is over a megabyte long; a table has one row a line")
+    try:
+        first_line = line.decode()
+    except UnicodeDecodeError:
+        raise source.fault("is not UTF-8 text; save it as UTF-8", "line 1") from None
+    if "\r" in first_line:
+        raise source.fault("lines end in a carriage return alone; end them in a line feed", "line 1")
+    if "," not in first_line and "\t" not in first_line and ";" in first_line:
+        raise source.fault("the columns are separated by semicolons; separate them by commas or tabs", "line 1")
     separator = _separator(first_line)
     cells = _cells(first_line, separator)
     if not all(re.fullmatch(_NUMBERS_ALONE, cell, re.IGNORECASE) for cell in cells):
@@ -197,10 +258,78 @@ def read_parquet(source: Source) -> Workload:
         return _by_columns(ParquetTable(source, file, _header(source, names)))
 
 
+def read_records(source: Source) -> Workload:
+    """The same from JSON objects with a key a column, as a list or one a line. A list under a name of choices is as many rows,
+    and one of loads a row for each expert."""
+    content = _records_in(Glance(source.path).json)
+    if content is None:
+        content = [parse_value(source.path, number, line) for number, line in lines(source.path, _MAX_LINE_BYTES)]
+    rows, sequences = [], {}
+    for number, record in enumerate(content, 1):
+        if not isinstance(record, dict):
+            raise source.fault("is no JSON object as the first one is", f"record {number}")
+        values = {str(key).lower(): value for key, value in record.items()}
+        plain = {key: value for key, value in values.items() if type(value) in (int, float)}
+        for key, value in values.items():
+            if key in ("phase", IS_PREFILL) and isinstance(value, str | bool):
+                plain["phase"] = _phase(source, str(value))
+            elif isinstance(value, str) and key in ("sequence", *ALSO_CALLED["sequence"]):
+                plain[key] = sequences.setdefault(value, len(sequences))
+            elif isinstance(value, str):
+                plain[key] = int(value) if re.fullmatch(r"\d{1,18}", value) else value
+        name = next((name for name, value in values.items() if isinstance(value, list | np.ndarray) and name in _LISTED), None)
+        of_list = ("expert", "rank_in_topk") if name in CHOICES else ("count", "expert")
+        listed = [dict(zip(of_list, (value, at), strict=True)) for at, value in enumerate(values[name])] if name else [{}]
+        rows += [plain | each for each in listed]
+        if len(rows) > MAX_RECORDS:
+            raise source.fault(f"more than {MAX_RECORDS:,} rows as JSON; save them as CSV, Parquet or .npz")
+    try:
+        table, held = pa.Table.from_pylist(rows), BytesIO()
+        pq.write_table(table, held)
+    except pa.ArrowException:
+        raise source.fault("a value is a number in one record and something else in another") from None
+    with pq.ParquetFile(held) as file:
+        return _by_columns(ParquetTable(source, file, _header(source, tuple(table.column_names)), "records"))
+
+
+def _phase(source: Source, word: str) -> int:
+    """The phase that a word names; raises InputError."""
+    if (phase := PHASES.get(word.strip().lower())) is None:
+        raise source.fault(f"column 'phase' is {quoted(word)}; it is prefill or decode, or 0 or 1")
+    return phase
+
+
+def _records_in(content: object) -> list | None:
+    """A list of objects, which may stand under the only key of an object."""
+    content = next(iter(content.values())) if isinstance(content, dict) and len(content) == 1 else content
+    return content if isinstance(content, list) and content and isinstance(content[0], dict) else None
+
+
+def _is_records(glance: Glance) -> bool:
+    """True if the first object has the columns of a table in long form."""
+    records = _records_in(glance.json)
+    keys = {str(key).lower() for key in (glance.record if records is None else records[0])}
+    if records is None and not glance.record:
+        return False
+    has = {name for name in ("token", "layer", "expert", "count") if keys & {name, *ALSO_CALLED[name]}}
+    return {"layer", "expert"} <= has or ("layer" in has and bool(keys & _LISTED)) or set(TRAFFIC.needed) <= keys
+
+
 def _by_columns(table: Table) -> Workload:
     """The workload that the column names promise."""
     at = {name: position for position, name in enumerate(table.header)}
-    for form, read in ((ROUTING, routing_from_columns), (TRAFFIC, traffic_from_columns)):
+    for name, others in ALSO_CALLED.items():
+        other = next((other for other in others if other in at), None)
+        if name not in at and other and not (isinstance(table, ParquetTable) and table.is_text(at[other])):
+            at[name] = at[other]
+    if "phase" not in at and IS_PREFILL in at and not (isinstance(table, ParquetTable) and table.is_text(at[IS_PREFILL])):
+        at["phase"] = at[IS_PREFILL]
+    counted = set(LOADS.needed) <= set(at) and "token" not in at
+    for form, read in (
+        *(((LOADS, loads_from_columns),) if counted else ()),
+        (ROUTING, routing_from_columns),
+        (TRAFFIC, traffic_from_columns),
+    ):
         if not set(form.telling) & set(at):
             continue
         if missing := [name for name in form.needed if name not in at]:
@@ -209,13 +338,20 @@ def _by_columns(table: Table) -> Workload:
                 f"(found: {', '.join(table.header)[:120]})"
             )
         names = [name for name in form.needed + form.optional if name in at]
-        kinds = {at[name]: pa.float64() if name == "bytes" else pa.int64() for name in names}
-        return read(table.source, dict(zip(names, table.read(kinds), strict=True)), table.place)
-    numbered = [(int(match[1]), at[name]) for name in at if (match := re.fullmatch(r"(?:expert_)?(\d{1,5})", name))]
+        kinds = {at[name]: pa.float64() if name in ("bytes", "count") else pa.int64() for name in names}
+        kinds |= {at[name]: TEXT for name in TEXTS if name in names and table.has_text(at[name])}
+        columns = dict(zip(names, table.read(kinds), strict=True))
+        if at.get("phase") == at.get(IS_PREFILL, -1) and kinds[at["phase"]] != TEXT:
+            columns["phase"] = 1 - columns["phase"]
+        workload = read(table.source, columns, table.place)
+        unread = ", ".join(quoted(name) for at, name in enumerate(table.header) if at not in kinds and name)
+        said = (ok("unread-columns", f"Columns that are not read: {unread[:200]}."),) if unread else ()
+        return replace(workload, origin=Origin(format=table.format, findings=said))
+    numbered = [(int(match[1]), at[name]) for name in at if (match := re.fullmatch(_OF_EXPERT, name))]
     if not numbered:
         raise table.source.fault(
-            "the columns must be token, layer, expert (routing), or src, dst, bytes (traffic), or expert_0, expert_1, "
-            f"… (loads); found: {', '.join(table.header)[:120]}"
+            "the columns must be token, layer, expert (routing), or layer, expert, count (loads), or src, dst, bytes "
+            f"(traffic), or expert_0, expert_1, … (loads); found: {', '.join(table.header)[:120]}"
         )
     return _loads(table, numbered, at.get("layer"))
 
@@ -258,26 +394,10 @@ def _check_rows(source: Source, rows: int, columns: int) -> None:
         raise source.fault(f"{rows:,} rows of {columns} columns are more than is read ({most}); save it as .npz, or cut it")
 
 
-def _first_line(source: Source) -> str:
-    """The first line that is not blank."""
-    line = next((line for _, line in _lines(source.path)), b"")
-    if not line.strip():
-        raise source.fault("holds no numbers")
-    if len(line) >= _MAX_LINE_BYTES:
-        raise source.fault("the first line is over a megabyte long; a table has one row a line")
-    try:
-        text = line.decode()
-    except UnicodeDecodeError:
-        raise source.fault("is not UTF-8 text; save it as UTF-8", "line 1") from None
-    if "\r" in text:
-        raise source.fault("lines end in a carriage return alone; end them in a line feed", "line 1")
-    if "," not in text and "\t" not in text and ";" in text:
-        raise source.fault("the columns are separated by semicolons; separate them by commas or tabs", "line 1")
-    return text
-
-
 def _separator(line: str) -> str:
-    return "\t" if "\t" in line and "," not in line else ","
+    if "," in line or "\t" in line:
+        return "," if "," in line else "\t"
+    return " " if len(cells := line.strip().split(" ")) > 1 and all(re.match(_NUMBER, cell) for cell in cells) else ","
 
 
 def _cells(line: str, separator: str) -> tuple[str, ...]:
@@ -309,17 +429,19 @@ def _is_csv(glance: Glance) -> bool:
     if not glance.is_text or glance.is_json:
         return False
     columns = glance.columns
-    if "\t" in glance.first_line:
+    if _separator(glance.first_line) != ",":
         columns = tuple(cell.lower() for cell in _cells(glance.first_line, _separator(glance.first_line)))
-    named = (set(ROUTING.telling) | set(TRAFFIC.telling) | {"layer"}) & set(columns)
+    also = (*ALSO_CALLED["token"], *ALSO_CALLED["layer"], *ALSO_CALLED["expert"])
+    named = (set(ROUTING.telling) | set(TRAFFIC.telling) | {"layer", *also}) & set(columns)
     return (
         glance.path.suffix.lower() in (".csv", ".tsv")
         or bool(named)
-        or (len(columns) > 1 and all(re.fullmatch(rf"{_NUMBER}|(expert_)?\d+", cell) for cell in columns))
+        or (len(columns) > 1 and all(re.fullmatch(rf"{_NUMBER}|{_OF_EXPERT}", cell) for cell in columns[not columns[0] :]))
     )
 
 
 FORMATS = (
+    Format("records", "a table as JSON", "routing", _is_records, of_one_file(read_records)),
     Format("parquet", "a Parquet table", "routing", lambda glance: glance.magic == ".parquet", of_one_file(read_parquet)),
     Format("csv", "a CSV table", "routing", _is_csv, of_one_file(read_csv)),
 )

@@ -160,27 +160,23 @@ def write_npz(workload: Workload, path: Path, _model: MoEModel | None = None) ->
     that the recording was read from is not. Layers of loads without any tokens are left out when it is read."""
     # NumPy compresses as hard as it can, which takes several times as long for a few per cent.
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-        for name, array in _arrays(workload).items():
+        match workload:
+            case RoutingTrace():
+                parts = {"experts": workload.experts, "num_experts": np.int64(workload.num_experts)}
+                optional = ("sequence", "source_rank", "phase", "model_layers")
+            case ExpertLoad():
+                parts = {"expert_load": workload.load}
+                optional = ("model_layers", "by_source", "by_step")
+            case TrafficMatrix():
+                parts = {"traffic_bytes": workload.bytes, "bytes_per_token": np.float64(workload.bytes_per_token)}
+                optional = ()
+        parts |= {name: np.asarray(part) for name in optional if (part := getattr(workload, name)) is not None}
+        if workload.origin and workload.origin.findings:
+            parts["findings"] = np.frombuffer(FINDINGS.dump_json(workload.origin.findings), np.uint8)
+        for name, array in parts.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
                 np.lib.format.write_array(file, array, allow_pickle=False)
     return ()
-
-
-def _arrays(workload: Workload) -> dict[str, np.ndarray]:
-    match workload:
-        case RoutingTrace():
-            parts = {"experts": workload.experts, "num_experts": np.int64(workload.num_experts)}
-            optional = ("sequence", "source_rank", "phase", "model_layers")
-        case ExpertLoad():
-            parts = {"expert_load": workload.load}
-            optional = ("model_layers", "by_source", "by_step")
-        case TrafficMatrix():
-            parts = {"traffic_bytes": workload.bytes, "bytes_per_token": np.float64(workload.bytes_per_token)}
-            optional = ()
-    parts |= {name: np.asarray(part) for name in optional if (part := getattr(workload, name)) is not None}
-    if workload.origin and workload.origin.findings:
-        parts["findings"] = np.frombuffer(FINDINGS.dump_json(workload.origin.findings), np.uint8)
-    return parts
 
 
 def write_json(workload: RoutingTrace | ExpertLoad, path: Path, model: MoEModel | None = None) -> tuple[str, ...]:
@@ -271,11 +267,8 @@ def write_table(workload: Workload, path: Path, model: MoEModel | None, save: _S
             columns += [getattr(workload, name)[token].astype(np.int32) for name in names[4:]]
             file.write_table(pa.table(columns, schema=schema))
     fewer = () if workload.experts.max() + 1 == workload.num_experts else ("how many experts a layer has",)
-    return fewer + unsaid(
-        workload,
-        phase="which tokens were prefill and which decode",
-        model_layers="which layers of the model were recorded; they count from 0",
-    )
+    model_layers = "which layers of the model were recorded; they count from 0"
+    return fewer + unsaid(workload, phase="which tokens were prefill and which decode", model_layers=model_layers)
 
 
 def write_loads(workload: RoutingTrace | ExpertLoad, path: Path, model: MoEModel | None, save: _Save) -> tuple[str, ...]:

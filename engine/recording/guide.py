@@ -116,7 +116,7 @@ is 2 GB: take few steps.""",
                 "count from 1 over the whole model. With pipeline parallelism, layer 0 of two ranks may be two "
                 "layers: say how many stages there were.",
                 "Hooks do not run in CUDA graphs: layers in a graph are missing without a word. So is a layer in which a "
-                "capacity factor dropped choices: record without one.",
+                "capacity factor dropped choices; padded to the capacity, its lines are of padding: record without one.",
                 "Ranks of a tensor-parallel group without sequence parallelism record the same tokens.",
                 'Lines with `"block": "mtp"` are the MTP layer, never to be added to decoder layers.',
                 "Hidden states and logits in further files are large and not needed here.",
@@ -177,7 +177,7 @@ recorder's `per_token` for live traffic.""",
 SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR=/shared/recordings \\
     python3 -m sglang.launch_server --model-path deepseek-ai/DeepSeek-R1 \\
     --expert-distribution-recorder-mode stat --expert-distribution-recorder-buffer-size -1 \\
-    --ep-size 16""",
+    --tp-size 16 --ep-size 16""",
             then="""\
 curl -X POST http://localhost:30000/start_expert_distribution_record
 # let traffic run
@@ -215,7 +215,7 @@ SGLang, srt/eplb/expert_distribution.py at 02295fe and dd780ab; srt/entrypoints/
             start="""\
 SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR=/shared/recordings \\
     python3 -m sglang.launch_server --model-path deepseek-ai/DeepSeek-R1 \\
-    --expert-distribution-recorder-mode per_pass --ep-size 16""",
+    --expert-distribution-recorder-mode per_pass --tp-size 16 --ep-size 16""",
             ours="""\
 python -m engine record --sglang http://localhost:30000 --seconds 60 --from-folder /shared/recordings -o recording""",
             gives="""\
@@ -236,7 +236,7 @@ slots to experts as it was at the end.""",
             start="""\
 SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR=/shared/recordings \\
     python3 -m sglang.launch_server --model-path deepseek-ai/DeepSeek-R1 \\
-    --expert-distribution-recorder-mode per_token --ep-size 16 --disable-shared-experts-fusion""",
+    --expert-distribution-recorder-mode per_token --tp-size 16 --ep-size 16 --disable-shared-experts-fusion""",
             ours="""\
 python -m engine record --sglang http://localhost:30000 --seconds 20 --from-folder /shared/recordings -o recording""",
             gives="""\

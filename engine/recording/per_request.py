@@ -1,5 +1,7 @@
-"""Requests to a running server, and the routing that its answers carry, as one recording."""
+"""Prompts from a file (one a line, or JSON lines), sent to a running server, and the routing that its answers carry, as one
+recording."""
 
+import json
 import queue
 import threading
 import time
@@ -11,11 +13,12 @@ import numpy as np
 
 from engine.errors import InputError, StoppedError
 from engine.files import open_atomically
-from engine.formats.source import MAX_FILE_BYTES
-from engine.recording.prompts import Prompt
+from engine.formats.source import MAX_FILE_BYTES, fault, one_clear_line, quoted
 from engine.recording.server import ServerError
 from engine.result import Stop
 
+Prompt = str | list[int]
+"""A text, or the ids of its tokens."""
 Ask = Callable[[Prompt], np.ndarray]
 """Sends one prompt, returns the choices in its answer, int16[row, layer, k]. Raises InputError."""
 Report = Callable[[float, str], None]
@@ -77,10 +80,8 @@ def record_requests(
                 return _or_fault(recorded)
             done, passed = len(recorded.rows) + len(recorded.refused), time.monotonic() - begin
             left = min(passed / done * (len(prompts) - done), end - time.monotonic())
-            report(
-                max(done / len(prompts), passed / (passed + left) if left > 0 else 1.0),
-                f"{done:,} of {len(prompts):,} prompts, {recorded.tokens:,} tokens, about {time_left(left)}",
-            )
+            text = f"{done:,} of {len(prompts):,} prompts, {recorded.tokens:,} tokens, about {time_left(left)}"
+            report(max(done / len(prompts), passed / (passed + left) if left > 0 else 1.0), text)
     return _or_fault(recorded)
 
 
@@ -184,3 +185,42 @@ def save_requests(path: Path, recorded: Recorded, num_experts: int | None) -> np
     except OSError as error:
         raise InputError(f"{path} cannot be written: {error.strerror}") from None
     return experts
+
+
+def read_prompts(path: Path) -> list[Prompt]:
+    """The prompts of a file, in order; empty lines are left out.
+
+    A `.jsonl` file has one JSON value a line: a text, a list of token ids, or an object with `prompt` or `text`. Any other
+    file is one prompt a line. Raises InputError that names the line.
+    """
+    with one_clear_line(path):
+        if not path.is_file():
+            raise fault(path, "there is no such file")
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise fault(path, f"is larger than {MAX_FILE_BYTES // 1024**2} MB; take fewer prompts")
+        try:
+            lines = path.read_text(encoding="utf-8").split("\n")
+        except UnicodeDecodeError:
+            raise fault(path, "is not UTF-8 text; save it as UTF-8") from None
+        parse = _from_json if path.suffix.lower() == ".jsonl" else lambda path, number, line: line
+        prompts = [parse(path, number, line.strip()) for number, line in enumerate(lines, start=1) if line.strip()]
+    if not prompts:
+        raise fault(path, "has no prompt; write one a line")
+    return prompts
+
+
+def _from_json(path: Path, number: int, line: str) -> Prompt:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        raise fault(path, "is not valid JSON", f"line {number}") from None
+    if isinstance(value, dict):
+        if "prompt" not in value and "text" not in value:
+            keys = ", ".join(quoted(key) for key in list(value)[:4]) or "nothing"
+            hint = "; messages have to go through the chat template first" if "messages" in value else ""
+            raise fault(path, f"needs 'prompt' or 'text', has {keys}{hint}", f"line {number}")
+        value = value.get("prompt", value.get("text"))
+    tokens = isinstance(value, list) and value and all(type(token) is int and token >= 0 for token in value)
+    if not tokens and not (isinstance(value, str) and value):
+        raise fault(path, "a prompt must be a text, or a list of token ids", f"line {number}")
+    return value

@@ -21,8 +21,7 @@ from engine.formats import packaged
 from engine.formats.routed_experts import decode_int32, without_cached
 from engine.formats.source import quoted
 from engine.model import MoEModel
-from engine.recording.per_request import Ask, Report, time_left
-from engine.recording.prompts import Prompt
+from engine.recording.per_request import Ask, Prompt, Report, time_left
 from engine.recording.server import Server, ServerError
 from engine.result import Stop
 
@@ -138,14 +137,12 @@ def asker(server: Server, info: dict[str, Any], model: MoEModel, max_tokens: int
         raise InputError(f"{server.url}: returns no routing; start the server with {ROUTING_FLAG}")
 
     def ask(prompt: Prompt) -> np.ndarray:
-        answer = server.post_for_json(
-            "/generate",
-            {
-                "text" if isinstance(prompt, str) else "input_ids": prompt,
-                "sampling_params": {"max_new_tokens": max_tokens},
-                "return_routed_experts": True,
-            },
-        )
+        body = {
+            "text" if isinstance(prompt, str) else "input_ids": prompt,
+            "sampling_params": {"max_new_tokens": max_tokens},
+            "return_routed_experts": True,
+        }
+        answer = server.post_for_json("/generate", body)
         return _routing(server, answer[0] if isinstance(answer, list) and len(answer) == 1 else answer, model)
 
     return ask

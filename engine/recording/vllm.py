@@ -12,8 +12,7 @@ from engine.errors import InputError
 from engine.formats.routed_experts import decode_lists, decode_npy, without_cached
 from engine.formats.source import quoted
 from engine.model import MoEModel
-from engine.recording.per_request import Ask
-from engine.recording.prompts import Prompt
+from engine.recording.per_request import Ask, Prompt
 from engine.recording.server import Server, ServerError
 
 ROUTING_FLAG = "--enable-return-routed-experts"

@@ -1,7 +1,6 @@
 """Errors of the cost sources against real GPUs, and so against each other.
 
-The measured tables of `silicon` are the truth. Sources learn from every second size and are held against the
-sizes between.
+The measured tables of `silicon` are the truth. Sources learn from every second size and are held against the sizes between.
 """
 
 from collections.abc import Iterable
@@ -11,22 +10,12 @@ import pandas as pd
 
 from engine.catalogue import gpu, node_types
 from engine.cluster import Cluster, Gpu, Node
+from engine.costs import silicon
 from engine.costs.alpha_beta import AlphaBeta, fit_line
 from engine.costs.base import CostModel, Datasheet
 from engine.costs.gemm_table import Curve, GemmTable
 from engine.costs.measured import GemmTimes, MeasuredTimes, fit_profile
 from engine.costs.profiled import Profiled
-from engine.costs.silicon import (
-    GEMM_DTYPES,
-    MACHINES,
-    MILLISECONDS,
-    NCCL_OPERATIONS,
-    Silicon,
-    collective_table,
-    gemm_table,
-    measured_counts,
-    newest,
-)
 from engine.model import MoEModel
 
 GATED = (2, 8)
@@ -47,12 +36,12 @@ def cross_errors(gpus: Iterable[str] = ("H100", "H200"), dtype: str = "bf16") ->
     """
     rows = []
     for kind in gpus:
-        table, card = gemm_table(MACHINES[kind].folder, GEMM_DTYPES[dtype]), gpu(kind)
+        table, card = silicon.gemm_table(silicon.MACHINES[kind].folder, silicon.GEMM_DTYPES[dtype]), gpu(kind)
         learned = Profiled(MeasuredTimes(name="every second size", origin=kind, gemm=(_half_of(table, kind, dtype),)))
         sources = {"α–β": AlphaBeta(fit_profile(learned.measured, dtype)), "profiled": learned, "datasheet": Datasheet()}
         found = {"GEMM": _gemm_errors(table, card, dtype, sources)}
-        found["MoE FFN"] = _moe_errors(card, dtype, sources | {"silicon": Silicon()})
-        found |= {operation.replace("_", "-"): _collective_errors(kind, operation) for operation in NCCL_OPERATIONS}
+        found["MoE FFN"] = _moe_errors(card, dtype, sources | {"silicon": silicon.Silicon()})
+        found |= {operation.replace("_", "-"): _collective_errors(kind, operation) for operation in silicon.NCCL_OPERATIONS}
         for operation, errors in found.items():
             rows += [[kind, operation, name, *_summary(relative)] for name, relative in errors.items()]
     return pd.DataFrame(rows, columns=COLUMNS)
@@ -102,17 +91,17 @@ def _moe_table(folder: str, dtype: str) -> pd.DataFrame:
     d_ff, experts_per_token, experts, seconds. Empty where the dtype was not measured. Raises InputError as `gemm_table`."""
     measured = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts")
     names = dict(zip(measured, ("tokens", "d_model", "d_ff", "experts_per_token", "experts"), strict=True))
-    for file in newest(folder, "moe/sglang", "moe_perf.parquet"):
+    for file in silicon.newest(folder, "moe/sglang", "moe_perf.parquet"):
         rows = pd.read_parquet(file)
         alone = (rows.moe_tp_size == 1) & (rows.moe_ep_size == 1) & (rows.distribution == "balanced")
         rows = rows[alone & (rows.moe_dtype == dtype)].rename(columns=names)
         if not rows.empty:
-            return (rows.groupby([*names.values()]).latency.median() * MILLISECONDS).rename("seconds").reset_index()
+            return (rows.groupby([*names.values()]).latency.median() * silicon.MILLISECONDS).rename("seconds").reset_index()
     return pd.DataFrame(columns=[*names.values(), "seconds"])
 
 
 def _moe_errors(card: Gpu, dtype: str, sources: dict[str, CostModel]) -> dict[str, np.ndarray]:
-    rows = _moe_table(MACHINES[card.type].folder, GEMM_DTYPES[dtype])
+    rows = _moe_table(silicon.MACHINES[card.type].folder, silicon.GEMM_DTYPES[dtype])
     rows = rows[rows.experts_per_token.isin(GATED)]
     errors: dict[str, list[np.ndarray]] = {name: [] for name in sources}
     columns = ["d_model", "d_ff", "experts_per_token", "experts"]
@@ -129,9 +118,9 @@ def _moe_errors(card: Gpu, dtype: str, sources: dict[str, CostModel]) -> dict[st
 
 def _collective_errors(kind: str, operation: str) -> dict[str, np.ndarray]:
     errors: dict[str, list[np.ndarray]] = {"α–β": [], "profiled": [], "datasheet": []}
-    machine = MACHINES[kind]
-    for count in measured_counts(machine.folder):
-        sizes, seconds = collective_table(machine.folder, operation, count)
+    machine = silicon.MACHINES[kind]
+    for count in silicon.measured_counts(machine.folder):
+        sizes, seconds = silicon.collective_table(machine.folder, operation, count)
         learned = sizes[::2], seconds[::2]
         between = slice(1, len(sizes) - 1 + len(sizes) % 2, 2)
         sizes, seconds = sizes[between], seconds[between]

@@ -117,7 +117,7 @@ def test_no_fit_is_negative_and_its_error_is_its_own(seed, count):
 
 def test_falling_times_have_no_negative_slope_and_one_size_or_no_time_is_no_line():
     assert fit_line([1, 10, 100], [3.0, 2.0, 1.0]).beta == 0
-    with pytest.raises(InputError, match="two different sizes"):
+    with pytest.raises(InputError, match="at least two sizes"):
         fit_line([5, 5], [1.0, 2.0])
     with pytest.raises(InputError, match="1e-311 s is too short for a measured time"):
         fit_line([5, 6], [1.0, 1e-311])
@@ -163,8 +163,12 @@ def test_a_measured_network_replaces_the_drawn_fabric_only():
 # Processor sharing
 
 
-def naive_sharing(work: np.ndarray, cores: int) -> list[float]:
-    """Ends of jobs that start together, while more of them than processors share those equally."""
+jobs = st.lists(st.one_of(st.just(0.0), st.floats(1e-3, 10.0), st.just(1.0)), min_size=1, max_size=9)
+
+
+@tried(100, jobs, st.integers(1, 9))
+def test_shared_processors_equal_a_naive_simulation(work, cores):
+    together = AlphaBeta(profile(ranks=9, cores=cores)).together(np.array(work))
     left, ends, now = {job: amount for job, amount in enumerate(work) if amount > 0}, [0.0] * len(work), 0.0
     while left:
         least = min(left.values())
@@ -173,16 +177,7 @@ def naive_sharing(work: np.ndarray, cores: int) -> list[float]:
         for job in [job for job, amount in left.items() if amount <= 1e-15]:
             ends[job] = now
             del left[job]
-    return ends
-
-
-jobs = st.lists(st.one_of(st.just(0.0), st.floats(1e-3, 10.0), st.just(1.0)), min_size=1, max_size=9)
-
-
-@tried(100, jobs, st.integers(1, 9))
-def test_shared_processors_equal_a_naive_simulation(work, cores):
-    together = AlphaBeta(profile(ranks=9, cores=cores)).together(np.array(work))
-    np.testing.assert_allclose(together, naive_sharing(work, cores), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(together, ends, rtol=1e-9, atol=1e-12)
 
 
 @tried(100, jobs, jobs)
@@ -198,12 +193,6 @@ COST = Datasheet()
 CLOSE = 1e-7
 
 
-def simulated(network: Network, size: float) -> float:
-    """A uniform all-to-all run flow by flow."""
-    traffic = np.full((network.gpus, network.gpus), size / network.gpus)
-    return all_to_all("concurrent", None, traffic, network).seconds
-
-
 def nodes_of(counts, link=None, link_latency=0.0, latency=0.0, send=1e6) -> Cluster:
     links, card = {"link_bandwidth": link, "link_latency": link_latency}, make_gpu(send=send)
     nodes = [Node(name=f"node-{index}", gpus=(card,) * count, **links) for index, count in enumerate(counts)]
@@ -216,7 +205,9 @@ def nodes_of(counts, link=None, link_latency=0.0, latency=0.0, send=1e6) -> Clus
 @tried(150, clusters(least=1, most=7), st.floats(1.0, 1e7), st.data())
 def test_a_uniform_all_to_all_takes_what_the_simulation_says(cluster, size, data):
     cost = data.draw(cost_models(cluster))
-    expected = simulated(cost.network(cluster), size)
+    network = cost.network(cluster)
+    traffic = np.full((network.gpus, network.gpus), size / network.gpus)
+    expected = all_to_all("concurrent", None, traffic, network).seconds
     assert float(cost.all_to_all(cluster, size)) == pytest.approx(expected, rel=CLOSE)
 
 

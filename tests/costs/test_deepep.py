@@ -6,17 +6,7 @@ from hypothesis import strategies as st
 
 from engine.catalogue import gpu
 from engine.cluster import Cluster, Node
-from engine.costs import Combined, Datasheet, DeepEP, Silicon, choice
-from engine.costs.deepep import (
-    FOLDER,
-    LINK,
-    PORT,
-    ExchangeCurves,
-    benchmark_experts,
-    measured_exchanges,
-    rows_of_token,
-    travel_of,
-)
+from engine.costs import Combined, Datasheet, DeepEP, Silicon, choice, deepep
 from engine.costs.scaled import Scaled
 from engine.errors import InputError
 from engine.model import MoEModel
@@ -38,29 +28,31 @@ MODEL = MoEModel(name="R1-like", layers=1, experts=256, experts_per_token=8, d_m
 @pytest.fixture(autouse=True, scope="module")
 def tables() -> None:
     """Skips all tests without the tables. Reading them takes more than a second, which collecting need not wait for."""
-    if not measured_exchanges(FOLDER):
+    if not deepep.measured_exchanges(deepep.FOLDER):
         pytest.skip("aiconfigurator-core is not installed")
 
 
 def h100s(nodes: int, **changes) -> Cluster:
-    card = gpu("H100").model_copy(update={"send_bandwidth": PORT, "receive_bandwidth": PORT})
-    machines = tuple(Node(name=f"n{place}", gpus=(card,) * 8, link_bandwidth=LINK) for place in range(nodes))
+    card = gpu("H100").model_copy(update={"send_bandwidth": deepep.PORT, "receive_bandwidth": deepep.PORT})
+    machines = tuple(Node(name=f"n{place}", gpus=(card,) * 8, link_bandwidth=deepep.LINK) for place in range(nodes))
     return Cluster(name="H100", nodes=machines).model_copy(update=changes)
 
 
 def exchange_of(nodes: int, kind: str, unit: str = "node"):
     return next(
-        series for series in measured_exchanges(FOLDER) if (series.nodes, series.kind, series.unit) == (nodes, kind, unit)
+        series
+        for series in deepep.measured_exchanges(deepep.FOLDER)
+        if (series.nodes, series.kind, series.unit) == (nodes, kind, unit)
     )
 
 
 def benchmark_plan(nodes: int, tokens: int) -> tuple[Plan, object]:
     """The benchmark's routing on contiguous experts, tokens of every GPU."""
     gpus = 8 * nodes
-    chosen = benchmark_experts(nodes, "node")[: tokens * gpus, None, :].astype(np.int16)
+    chosen = deepep.benchmark_experts(nodes, "node")[: tokens * gpus, None, :].astype(np.int16)
     trace = RoutingTrace("benchmark", chosen, 256, source_rank=np.repeat(np.arange(gpus), tokens).astype(np.int32))
     placement = Placement.from_gpu_of_expert(np.arange(256)[None] // (256 // gpus), gpus, (0,))
-    travel = travel_of("node")
+    travel = deepep.travel_of("node")
     return plan_with(placement, travel=travel), make_problem(trace, h100s(nodes), MODEL, COSTS, travel=travel)
 
 
@@ -84,10 +76,10 @@ def test_rows_of_the_benchmark():
     """By hand: with two nodes all but 1 / C(256, 8) · C(128, 8) tokens cross; copies spread evenly."""
     from math import comb
 
-    assert rows_of_token(2, "node") == pytest.approx(1 - comb(128, 8) / comb(256, 8), abs=2e-3)
-    assert rows_of_token(4, "node") == pytest.approx(3 * (1 - comb(192, 8) / comb(256, 8)), rel=5e-3)
-    assert rows_of_token(8, "copies") == pytest.approx(8 * 7 / 8, rel=5e-3)
-    groups = np.sort(benchmark_experts(8, "node") // 32, axis=1)
+    assert deepep.rows_of_token(2, "node") == pytest.approx(1 - comb(128, 8) / comb(256, 8), abs=2e-3)
+    assert deepep.rows_of_token(4, "node") == pytest.approx(3 * (1 - comb(192, 8) / comb(256, 8)), rel=5e-3)
+    assert deepep.rows_of_token(8, "copies") == pytest.approx(8 * 7 / 8, rel=5e-3)
+    groups = np.sort(deepep.benchmark_experts(8, "node") // 32, axis=1)
     assert ((np.diff(groups, axis=1) > 0).sum(axis=1) + 1).max() == 4  # DeepSeek's limit
 
 
@@ -100,8 +92,8 @@ def test_rows_of_the_benchmark():
     st.floats(1.01, 4),
 )
 def test_more_bytes_never_take_less_time(kind, unit, nodes, size, factor):
-    curves = ExchangeCurves(measured_exchanges(FOLDER))
-    rate = LINK if nodes == 1 else PORT
+    curves = deepep.ExchangeCurves(deepep.measured_exchanges(deepep.FOLDER))
+    rate = deepep.LINK if nodes == 1 else deepep.PORT
 
     def seconds(size: float) -> float:
         fabric, links = curves(kind, unit, nodes, *((0.0, size) if nodes == 1 else (size, 0.0)))

@@ -6,19 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from engine import costs
 from engine.catalogue import gpu
 from engine.cluster import Cluster, Node
-from engine.costs import (
-    AlphaBeta,
-    CollectiveTimes,
-    Datasheet,
-    GemmTimes,
-    MeasuredTimes,
-    MemoryTimes,
-    Profiled,
-    choice,
-    fit_profile,
-)
 from engine.costs.device_profile import DeviceProfile
 from engine.costs.gemm_table import REACH, Curve, GemmTable
 from engine.costs.measured import medians
@@ -41,24 +31,24 @@ def gemm_seconds(m, n, k):
     return 1e-5 + 2e-10 * m * n * k
 
 
-def measured(**changes) -> MeasuredTimes:
+def measured(**changes) -> costs.MeasuredTimes:
     points = [(m, n, k, gemm_seconds(m, n, k)) for n, k in SHAPES for m in (1.0, 16.0, 256.0)]
     sizes = (1e3, 1e5, 1e7)
     fields = {
         "name": "bench",
         "origin": "a test",
-        "gemm": (GemmTimes(gpu="type-0", dtype="bf16", points=points),),
-        "memory": (MemoryTimes(gpu="type-0", points=[(size, 1e-6 + size * 1e-9) for size in sizes]),),
+        "gemm": (costs.GemmTimes(gpu="type-0", dtype="bf16", points=points),),
+        "memory": (costs.MemoryTimes(gpu="type-0", points=[(size, 1e-6 + size * 1e-9) for size in sizes]),),
         "collectives": (
-            CollectiveTimes(operation="all_to_all", ranks=4, points=[(size, 2e-5 + size * 3e-8) for size in sizes]),
-            CollectiveTimes(operation="all_reduce", ranks=4, points=[(size, 4e-5 + size * 5e-8) for size in sizes]),
+            costs.CollectiveTimes(operation="all_to_all", ranks=4, points=[(size, 2e-5 + size * 3e-8) for size in sizes]),
+            costs.CollectiveTimes(operation="all_reduce", ranks=4, points=[(size, 4e-5 + size * 5e-8) for size in sizes]),
         ),
     }
-    return MeasuredTimes(**(fields | changes))
+    return costs.MeasuredTimes(**(fields | changes))
 
 
-def with_gemms(points: list[tuple[float, ...]]) -> Profiled:
-    return Profiled(measured(gemm=(GemmTimes(gpu="type-0", dtype="bf16", points=points),)))
+def with_gemms(points: list[tuple[float, ...]]) -> costs.Profiled:
+    return costs.Profiled(measured(gemm=(costs.GemmTimes(gpu="type-0", dtype="bf16", points=points),)))
 
 
 def fabric(count: int) -> Cluster:
@@ -103,7 +93,7 @@ def test_repetitions_count_by_their_median_and_far_beyond_the_largest_size_is_re
 
 @tried(60, st.lists(st.floats(0, 900), min_size=2, max_size=10), st.sampled_from([*SHAPES, (128.0, 100.0), (8.0, 4096.0)]))
 def test_with_growing_measurements_no_size_takes_less_time_than_a_smaller_one(rows, shape):
-    cost = Profiled(measured())
+    cost = costs.Profiled(measured())
     rows = np.sort(rows)
     assert np.all(np.diff(cost.gemm(GPU, rows, *shape, "bf16")) >= -1e-15)
     assert np.all(np.diff(cost.memory_pass(GPU, rows * 1e4)) >= 0)
@@ -126,7 +116,7 @@ def test_an_unmeasured_shape_grows_from_its_nearest_and_single_sizes_make_a_line
 
 
 def test_sixteen_bit_floats_stand_for_each_other_and_nothing_else_does():
-    cost = Profiled(measured())
+    cost = costs.Profiled(measured())
     assert float(cost.gemm(GPU, 16, 64, 32, "fp16")) == float(cost.gemm(GPU, 16, 64, 32, "bf16"))
     with pytest.raises(InputError, match=r"no GEMM times of fp32 on type-0 \(it has: bf16 on type-0\); measure them"):
         cost.gemm(GPU, 16, 64, 32, "fp32")
@@ -135,12 +125,12 @@ def test_sixteen_bit_floats_stand_for_each_other_and_nothing_else_does():
 
 
 def test_memory_without_times_is_the_datasheets_and_said():
-    cost = Profiled(measured(memory=()))
-    assert float(cost.memory_pass(GPU, 1e6)) == float(Datasheet().memory_pass(GPU, 1e6))
+    cost = costs.Profiled(measured(memory=()))
+    assert float(cost.memory_pass(GPU, 1e6)) == float(costs.Datasheet().memory_pass(GPU, 1e6))
     assert "memory by the datasheet" in cost.source
-    assert "memory" not in Profiled(measured()).source
+    assert "memory" not in costs.Profiled(measured()).source
     with pytest.raises(InputError, match="no memory times for type-1"):
-        Profiled(measured()).memory_pass(make_gpu(1), 1.0)
+        costs.Profiled(measured()).memory_pass(make_gpu(1), 1.0)
 
 
 PAIRS = Cluster(name="c", nodes=tuple(Node(name=name, gpus=(GPU, GPU), link_bandwidth=1e12) for name in "ab"))
@@ -149,26 +139,26 @@ PAIRS = Cluster(name="c", nodes=tuple(Node(name=name, gpus=(GPU, GPU), link_band
 
 @pytest.mark.parametrize("cluster", [fabric(4), linked(4), PAIRS], ids=["fabric", "links", "both"])
 def test_the_network_takes_as_long_as_measured_for_even_traffic(cluster):
-    network = Profiled(measured()).network(cluster)
+    network = costs.Profiled(measured()).network(cluster)
     for size in (1e3, 1e7):
         simulated = all_to_all("concurrent", None, np.full((4, 4), size / 4), network).seconds
         assert simulated == pytest.approx(2e-5 + size * 3e-8, rel=1e-6)
 
 
 def test_another_number_of_gpus_was_not_measured():
-    cost = Profiled(measured())
+    cost = costs.Profiled(measured())
     assert cost.lacks_network(fabric(4)) is None
     assert cost.lacks_network(fabric(1)) is None
     assert "no all-to-all over 3 GPUs (it has 4)" in cost.lacks_network(fabric(3))
     for work, size in ((cost.network, ()), (cost.all_to_all, (1.0,)), (cost.all_reduce, (1.0,))):
         with pytest.raises(InputError, match="add the datasheet or a measurement over as many GPUs"):
             work(fabric(3), *size)
-    assert "has no GEMM times at all" in Profiled(measured(gemm=())).lacks_computation(fabric(2))
+    assert "has no GEMM times at all" in costs.Profiled(measured(gemm=())).lacks_computation(fabric(2))
     assert "no times for type-3 (it has type-0)" in cost.lacks_computation(cluster_of(make_gpu(3)))
 
 
 def test_an_all_reduce_without_times_runs_on_the_measured_network():
-    cost = Profiled(measured(collectives=measured().collectives[:1]))
+    cost = costs.Profiled(measured(collectives=measured().collectives[:1]))
     assert "all-reduce as a ring or tree on that network" in cost.source
     # The measured line: 4e-8 seconds for each byte sent; a ring sends 1.5 times the buffer in 6 steps.
     assert float(cost.all_reduce(fabric(4), 1e7)) == pytest.approx(6 * 2e-5 + 1.5 * 1e7 * 4e-8, rel=1e-6)
@@ -191,8 +181,8 @@ def test_an_all_reduce_without_times_runs_on_the_measured_network():
     ],
 )
 def test_bad_documents_are_refused_with_the_place(change, part):
-    assert MeasuredTimes.from_json(measured().to_json(), "x") == measured()
-    message = refusal(lambda: MeasuredTimes.from_dict(json.loads(measured().to_json()) | change, "times.json"))
+    assert costs.MeasuredTimes.from_json(measured().to_json(), "x") == measured()
+    message = refusal(lambda: costs.MeasuredTimes.from_dict(json.loads(measured().to_json()) | change, "times.json"))
     assert message.startswith("times.json: ") and part in message
 
 
@@ -200,7 +190,7 @@ def test_bad_documents_are_refused_with_the_place(change, part):
 
 
 def test_fitted_lines_price_collectives_also_on_other_numbers_of_gpus():
-    cost = AlphaBeta(fit_profile(measured()))
+    cost = costs.AlphaBeta(costs.fit_profile(measured()))
     assert float(cost.all_to_all(fabric(4), 5e6)) == pytest.approx(2e-5 + 5e6 * 3e-8, rel=1e-6)
     assert float(cost.all_reduce(fabric(4), 5e6)) == pytest.approx(4e-5 + 5e6 * 5e-8, rel=1e-6)
     # Of three the all-reduce follows from the network that was fitted: 1e7 · 4/3 at 4e-8 s a byte.
@@ -210,14 +200,17 @@ def test_fitted_lines_price_collectives_also_on_other_numbers_of_gpus():
 def test_a_fit_takes_the_dtype_asked_for():
     slow, fast = ([(m, 8.0, 8.0, level * m) for m in (1.0, 2.0)] for level in (4.0, 1.0))
     both = measured(
-        gemm=(GemmTimes(gpu="type-0", dtype="bf16", points=slow), GemmTimes(gpu="type-0", dtype="fp16", points=fast))
+        gemm=(
+            costs.GemmTimes(gpu="type-0", dtype="bf16", points=slow),
+            costs.GemmTimes(gpu="type-0", dtype="fp16", points=fast),
+        )
     )
     for dtype, level in (("bf16", 4.0), ("fp16", 1.0)):
-        assert fit_profile(both, dtype).gemm["type-0"].beta == pytest.approx(level / 64)
+        assert costs.fit_profile(both, dtype).gemm["type-0"].beta == pytest.approx(level / 64)
     with pytest.raises(InputError, match="bench: neither GEMMs of fp8 nor an all-to-all"):
-        fit_profile(measured(collectives=()), "fp8")
-    alone = fit_profile(measured(gemm=(), memory=()))  # the network alone has no computation
-    assert "no GEMM times at all" in AlphaBeta(alone).lacks_computation(fabric(4))
+        costs.fit_profile(measured(collectives=()), "fp8")
+    alone = costs.fit_profile(measured(gemm=(), memory=()))  # the network alone has no computation
+    assert "no GEMM times at all" in costs.AlphaBeta(alone).lacks_computation(fabric(4))
     assert alone.alone == 1
 
 
@@ -260,7 +253,7 @@ def test_the_file_comes_back_as_costs_that_price_what_was_measured(tmp_path):
     profile, path = planted.device_profile(), tmp_path / "profile.json"
     path.write_text(profile.to_json(), encoding="utf-8")
     assert DeviceProfile.from_json(path.read_text(), "x") == profile
-    cost = Profiled(read_costs(path))
+    cost = costs.Profiled(read_costs(path))
     for m, n, k, seconds in profile.measured.gemm[0].points:
         assert float(cost.gemm(CARD, m, int(n), int(k), "bf16")) == pytest.approx(seconds, rel=1e-9)
     sizes = np.array(planted.SIZES)
@@ -272,7 +265,7 @@ def test_the_file_comes_back_as_costs_that_price_what_was_measured(tmp_path):
     network = cost.network(CLUSTER)
     assert network.link_latency[0] == pytest.approx(planted.ALL_TO_ALL.alpha, rel=1e-6)
     assert network.link[0] == pytest.approx(1 / planted.ALL_TO_ALL.beta, rel=1e-6)
-    assert choice.from_dict(json.loads(json.dumps(choice.to_dict(cost)))) == cost
+    assert costs.choice.from_dict(json.loads(json.dumps(costs.choice.to_dict(cost)))) == cost
     assert "calibrated in a test" in cost.source
 
 

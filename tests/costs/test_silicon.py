@@ -24,6 +24,7 @@ from tests.costs.source_errors import left_out_errors
 from tests.serving.samples import DEEPSEEK, QWEN, h200
 from tests.strategies import make_gpu
 
+KIMI = DEEPSEEK.model_copy(update={"name": "Kimi-K2.5", "experts": 384, "dtype": "bf16", "expert_bits": 4.5})
 COST = Silicon()
 FOLDERS = sorted({machine.folder for machine in MACHINES.values()})
 measured_gpus = pytest.mark.parametrize("kind", MACHINES)
@@ -258,12 +259,16 @@ def test_sizes_between_measured_ones_are_interpolated_in_logarithms_and_others_g
 
 @needs_tables
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
-@pytest.mark.parametrize("model", [DEEPSEEK, QWEN], ids=lambda model: model.name)
-def test_balanced_rows_are_met(model, phase):
-    rows = kernel_rows("H200", model, phase)
+@pytest.mark.parametrize(
+    ("card", "model"),
+    [("H200", DEEPSEEK), ("H200", QWEN), ("H200", KIMI), ("B200", DEEPSEEK.model_copy(update={"expert_bits": 4.5}))],
+    ids=["R1", "Qwen", "4-bit integers", "NVFP4"],
+)
+def test_balanced_rows_are_met(card, model, phase):
+    rows = kernel_rows(card, model, phase)
     balanced = rows[rows.distribution.isin(("balanced", "uniform"))]
     assert len(balanced) > 40
-    table = kernel_table("H200", model, phase)
+    table = kernel_table(card, model, phase)
     ours = np.array([row.experts_held * table.seconds(row.tokens, row.experts_held) for row in balanced.itertuples()])
     errors = ours / balanced.seconds.to_numpy() - 1
     # Off only where more tokens were measured to take less time.
@@ -303,6 +308,8 @@ def test_gpus_that_only_the_package_has_have_their_kernels_and_what_was_not_meas
     here, faster = (kernel_table(kind, QWEN, "decode").seconds(tokens, 16)[0] for kind in ("H200", "GB200"))
     assert here / 3 < faster < here
     assert kernel_table("V100-32", DEEPSEEK, "decode") is None
+    assert kernel_table("H200", KIMI.model_copy(update={"expert_bits": 6.25}), "decode") is None
+    assert kernel_table("H200", DEEPSEEK.model_copy(update={"expert_bits": 4.5}), "decode") is None  # NVFP4 before Blackwell
     alpha = model_presets()["tiny-moe-alpha"].model
     assert kernel_table("H200", alpha, "decode") is None
     with pytest.raises(InputError, match="no measured fused kernels for tiny-moe-alpha in bf16 on H200"):

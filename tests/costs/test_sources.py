@@ -7,23 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from engine import store
+from engine import costs, store
 from engine.catalogue import cluster_presets, gpu
 from engine.cluster import Cluster, Node
-from engine.costs import (
-    AlphaBeta,
-    CollectiveTimes,
-    Combined,
-    CostProfile,
-    Datasheet,
-    GemmTimes,
-    Line,
-    MeasuredTimes,
-    Profiled,
-    Silicon,
-    choice,
-    combine,
-)
 from engine.network import Network
 from engine.problem import Problem
 from engine.store.problems import problem_arguments, problem_from
@@ -35,21 +21,30 @@ from tests.strategies import cluster_of, make_gpu, make_model
 
 GPU = make_gpu()
 PAIR = cluster_of(GPU, GPU)
-LINE = Line(alpha=1e-3, beta=1e-9)
-PROFILE = CostProfile(name="fitted", origin="a test", gemm={"type-0": LINE}, memory={"type-0": LINE})
-GEMMS = GemmTimes(gpu="type-0", dtype="bf16", points=[(1, 64, 64, 1e-3), (100, 64, 64, 2e-3)])
-EXCHANGES = CollectiveTimes(operation="all_to_all", ranks=2, points=[(1e3, 1e-2), (1e6, 2e-2)])
-COMPUTATION = Profiled(MeasuredTimes(name="gemms", origin="a test", gemm=(GEMMS,)))
-NETWORK = Profiled(MeasuredTimes(name="net", origin="a test", collectives=(EXCHANGES,)))
-SOURCES = [Datasheet(), Datasheet(launch=1e-6), AlphaBeta(PROFILE), COMPUTATION, NETWORK, Combined(AlphaBeta(PROFILE), NETWORK)]
+LINE = costs.Line(alpha=1e-3, beta=1e-9)
+PROFILE = costs.CostProfile(name="fitted", origin="a test", gemm={"type-0": LINE}, memory={"type-0": LINE})
+GEMMS = costs.GemmTimes(gpu="type-0", dtype="bf16", points=[(1, 64, 64, 1e-3), (100, 64, 64, 2e-3)])
+EXCHANGES = costs.CollectiveTimes(operation="all_to_all", ranks=2, points=[(1e3, 1e-2), (1e6, 2e-2)])
+COMPUTATION = costs.Profiled(costs.MeasuredTimes(name="gemms", origin="a test", gemm=(GEMMS,)))
+NETWORK = costs.Profiled(costs.MeasuredTimes(name="net", origin="a test", collectives=(EXCHANGES,)))
+SOURCES = [
+    costs.Datasheet(),
+    costs.Datasheet(launch=1e-6),
+    costs.AlphaBeta(PROFILE),
+    COMPUTATION,
+    NETWORK,
+    costs.Combined(costs.AlphaBeta(PROFILE), NETWORK),
+]
 
 
 # Two sources as one
 
 
 def test_each_part_comes_from_its_source_and_both_are_named():
-    shared = AlphaBeta(PROFILE.model_copy(update={"ranks": 4, "cores": 1, "gate": {"type-0": Line(alpha=5, beta=0)}}))
-    both, model = Combined(shared, NETWORK), make_model(1, 4)
+    shared = costs.AlphaBeta(
+        PROFILE.model_copy(update={"ranks": 4, "cores": 1, "gate": {"type-0": costs.Line(alpha=5, beta=0)}})
+    )
+    both, model = costs.Combined(shared, NETWORK), make_model(1, 4)
     assert shared.source in both.source and NETWORK.source in both.source
     tokens = np.array([0.0, 3.0])
     assert both.gemm(GPU, tokens, 8, 8, "bf16").tolist() == shared.gemm(GPU, tokens, 8, 8, "bf16").tolist()
@@ -79,8 +74,8 @@ def test_each_part_comes_from_its_source_and_both_are_named():
     ],
 )
 def test_every_part_is_the_first_sources_that_has_it(names, computation, network):
-    known = {"datasheet": Datasheet(), "gemms": COMPUTATION, "net": NETWORK, "profile": AlphaBeta(PROFILE)}
-    combined = combine({name: known[name] for name in names.split()}, PAIR)
+    known = {"datasheet": costs.Datasheet(), "gemms": COMPUTATION, "net": NETWORK, "profile": costs.AlphaBeta(PROFILE)}
+    combined = costs.combine({name: known[name] for name in names.split()}, PAIR)
     if computation == network:
         assert combined == known[computation]
     else:
@@ -88,19 +83,19 @@ def test_every_part_is_the_first_sources_that_has_it(names, computation, network
 
 
 def test_a_missing_part_is_named_with_every_reason_and_what_to_add():
-    message = refusal(lambda: combine({"gemms.csv": COMPUTATION}, PAIR))
+    message = refusal(lambda: costs.combine({"gemms.csv": COMPUTATION}, PAIR))
     assert message == (
         "no source given has times of the network for this cluster: gemms has no all-to-all over 2 GPUs (it has no "
         "all-to-all at all); add the datasheet as a source"
     )
     three = cluster_of(GPU, GPU, GPU)
-    message = refusal(lambda: combine({"gemms.csv": COMPUTATION, "net.txt": NETWORK}, three))
+    message = refusal(lambda: costs.combine({"gemms.csv": COMPUTATION, "net.txt": NETWORK}, three))
     assert "gemms has no all-to-all" in message and "net has no all-to-all over 3 GPUs (it has 2)" in message
-    assert "times of computation" in refusal(lambda: combine({"net.txt": NETWORK}, PAIR))
+    assert "times of computation" in refusal(lambda: costs.combine({"net.txt": NETWORK}, PAIR))
 
 
 def test_a_source_that_would_not_count_is_not_passed_over_in_silence():
-    message = refusal(lambda: combine({"datasheet": Datasheet(), "net.txt": NETWORK}, PAIR))
+    message = refusal(lambda: costs.combine({"datasheet": costs.Datasheet(), "net.txt": NETWORK}, PAIR))
     assert message.startswith("net.txt is not used: datasheet before it has all that it could add; name it first")
 
 
@@ -118,9 +113,9 @@ def test_the_option_takes_names_and_files_of_every_kind(tmp_path):
     profile.write_text(PROFILE.to_json())
     measured.write_text(NETWORK.measured.to_json())
     table.write_text("operation,gpu,dtype,m,n,k,seconds\ngemm,type-0,bf16,1,64,64,0.5\ngemm,type-0,bf16,9,64,64,0.7\n")
-    assert cost_of() == Datasheet()
-    assert cost_of("datasheet") == Datasheet()
-    assert cost_of(profile) == AlphaBeta(PROFILE)
+    assert cost_of() == costs.Datasheet()
+    assert cost_of("datasheet") == costs.Datasheet()
+    assert cost_of(profile) == costs.AlphaBeta(PROFILE)
     both = cost_of(table, measured)
     assert both.connection == NETWORK
     assert float(both.gemm(GPU, 5, 64, 64, "bf16")) == pytest.approx(0.6)
@@ -132,11 +127,11 @@ def test_the_option_takes_names_and_files_of_every_kind(tmp_path):
 @needs_tables
 def test_silicon_counts_inside_a_node_and_the_datasheet_between_nodes():
     one_node, four_nodes = (cluster_presets()[name].cluster for name in ("hgx-h100-8", "hgx-h100-4-nodes"))
-    assert cost_of("silicon", cluster=one_node) == Silicon()
+    assert cost_of("silicon", cluster=one_node) == costs.Silicon()
     message = refusal(lambda: cost_of("silicon", cluster=four_nodes))
     assert "the network" in message and "stop at one node" in message and "add the datasheet" in message
     both = cost_of("silicon", "datasheet", cluster=four_nodes)
-    assert both == Combined(Silicon(), Datasheet())
+    assert both == costs.Combined(costs.Silicon(), costs.Datasheet())
     assert "aiconfigurator" in both.source and "roofline" in both.source
     unknown = Cluster(name="u", nodes=(Node(name="n", gpus=(gpu("V100-32"),)),))
     assert "no tables of V100-32" in refusal(lambda: cost_of("silicon", cluster=unknown))
@@ -145,21 +140,21 @@ def test_silicon_counts_inside_a_node_and_the_datasheet_between_nodes():
 # In a job
 
 
-@pytest.mark.parametrize("cost", [*SOURCES, Silicon()], ids=lambda cost: type(cost).__name__)
+@pytest.mark.parametrize("cost", [*SOURCES, costs.Silicon()], ids=lambda cost: type(cost).__name__)
 def test_a_source_survives_the_way_to_a_job(cost):
-    data = json.loads(json.dumps(choice.to_dict(cost), allow_nan=False))
-    assert choice.from_dict(data) == cost
+    data = json.loads(json.dumps(costs.choice.to_dict(cost), allow_nan=False))
+    assert costs.choice.from_dict(data) == cost
 
 
 def test_a_job_counts_with_the_costs_of_its_problem(tmp_path, monkeypatch):
     monkeypatch.setenv("SWITCHYARD_DATA", str(tmp_path))
     trace = RoutingTrace("t", np.zeros((4, 1, 1), dtype=np.int16), 2)
-    problem = Problem(trace, PAIR, make_model(1, 2), Combined(AlphaBeta(PROFILE), NETWORK))
+    problem = Problem(trace, PAIR, make_model(1, 2), costs.Combined(costs.AlphaBeta(PROFILE), NETWORK))
     store.save_workload(trace)
     arguments = json.loads(json.dumps(problem_arguments(problem)))
     assert problem_from(arguments).cost == problem.cost
     del arguments["cost"]  # as jobs were written before they had one
-    assert problem_from(arguments).cost == Datasheet()
+    assert problem_from(arguments).cost == costs.Datasheet()
 
 
 @pytest.mark.parametrize(
@@ -176,7 +171,7 @@ def test_a_job_counts_with_the_costs_of_its_problem(tmp_path, monkeypatch):
     ],
 )
 def test_a_bad_choice_is_refused(data, part):
-    assert part in refusal(lambda: choice.from_dict(data))
+    assert part in refusal(lambda: costs.choice.from_dict(data))
 
 
 # Errors against each other
@@ -200,14 +195,14 @@ def test_errors_of_every_source_are_finite_and_where_they_should_be():
 
 
 def test_sources_of_one_name_but_other_numbers_are_told_apart():
-    def times(seconds: float) -> Profiled:
+    def times(seconds: float) -> costs.Profiled:
         points = ((1e6, seconds), (2e6, 2 * seconds))
-        collective = CollectiveTimes(operation="all_to_all", ranks=2, points=points)
-        return Profiled(MeasuredTimes(name="mine", origin="here", collectives=(collective,)))
+        collective = costs.CollectiveTimes(operation="all_to_all", ranks=2, points=points)
+        return costs.Profiled(costs.MeasuredTimes(name="mine", origin="here", collectives=(collective,)))
 
     first, again, other = times(1e-3), times(1e-3), times(2e-3)
     assert first.source == other.source
     assert first.digest == again.digest != other.digest
-    assert Combined(Datasheet(), first).digest == Combined(Datasheet(), again).digest
-    assert Combined(Datasheet(), first).digest != Combined(Datasheet(), other).digest
-    assert Datasheet().digest != Datasheet(launch=0.0).digest
+    assert costs.Combined(costs.Datasheet(), first).digest == costs.Combined(costs.Datasheet(), again).digest
+    assert costs.Combined(costs.Datasheet(), first).digest != costs.Combined(costs.Datasheet(), other).digest
+    assert costs.Datasheet().digest != costs.Datasheet(launch=0.0).digest

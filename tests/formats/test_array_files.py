@@ -336,6 +336,16 @@ def test_loads_without_a_name(tmp_path, numbers, model, load):
     assert (None if read.by_step is None else len(read.by_step)) == steps
 
 
+def test_a_window_that_was_not_filled_and_steps_of_ranks(tmp_path):
+    steps = np.concatenate([COUNTS[1:], 0 * COUNTS, COUNTS[:1]])  # a ring: the oldest step follows the empty ones
+    by_rank = steps.reshape(4, 6, 4, 4)
+    torch.save(torch.tensor(by_rank), tmp_path / "steps.pt")
+    for save in (lambda: npy(tmp_path, steps), lambda: npz(tmp_path, arr_0=by_rank), lambda: tmp_path / "steps.pt"):
+        read = read_workload(save(), model=MODEL)
+        np.testing.assert_array_equal(read.by_step, COUNTS)
+        assert [finding.code for finding in read.origin.findings] == ["assumed-counts", "empty-steps"]
+
+
 def test_slots_and_choices_among_arrays_of_counts(tmp_path):
     slots = read_workload(npy(tmp_path, np.tile(COUNTS, (1, 1, 2))[:, :, :20]), model=MODEL)
     assert "slot-ids" in [finding.code for finding in check_recording(slots, MODEL)]

@@ -28,23 +28,18 @@ def placement(seed: int, layers: int = 6, experts: int = 16, spare: int = 4, gpu
     return Placement.from_slots(slots, np.full(gpus, (experts + spare) // gpus), experts, tuple(range(2, layers + 2)))
 
 
-def in_slots(trace: RoutingTrace, plan: Placement, seed: int) -> RoutingTrace:
-    """The trace as an engine with this plan would record it: for each choice one of the slots of its expert."""
+@settings(max_examples=examples(20), deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_slots_are_folded_back_with_the_plan_that_ran(seed):
+    trace, plan = random_trace(seed), placement(seed)
+    assert finding_of(trace, "slot-ids", MODEL) is None  # ids of the model are experts
     rng, experts = np.random.default_rng(seed), np.empty_like(trace.experts)
     for layer, row in enumerate(plan.experts_of_gpu):
         slots = np.array([expert for held in row for expert in held])
         for expert in range(plan.experts):
             chosen = trace.experts[:, layer] == expert
             experts[:, layer][chosen] = rng.choice(np.flatnonzero(slots == expert), chosen.sum())
-    return replace(trace, experts=experts, num_experts=20)
-
-
-@settings(max_examples=examples(20), deadline=None)
-@given(st.integers(0, 2**32 - 1))
-def test_slots_are_folded_back_with_the_plan_that_ran(seed):
-    trace, plan = random_trace(seed), placement(seed)
-    assert finding_of(trace, "slot-ids", MODEL) is None  # ids of the model are experts
-    recorded = in_slots(trace, plan, seed)
+    recorded = replace(trace, experts=experts, num_experts=20)
     finding = finding_of(recorded, "slot-ids", MODEL)
     assert finding_of(recorded, "slot-ids") is None  # a model of 20 experts might have chosen so
     assert (finding.severity, finding.remedy) == ("error", "fold-slots")
@@ -102,6 +97,13 @@ def test_ranks_blocks_and_sources_of_the_same_tokens():
     assert "3 times the same 100 tokens" in finding_of(trace.part(np.arange(300) % 100), "copies").message
     assert REMEDIES["drop-copies"].apply(trace.part(np.arange(300) % 100)).digest == trace.digest
     assert finding_of(trace.part(np.arange(290) % 100), "copies") is None
+    trace = random_trace(tokens=200)
+    by_pass = np.concatenate([np.tile(tokens, 4) for tokens in np.split(np.arange(200), 10)])
+    for order in (np.repeat(np.arange(200), 4), by_pass):  # one after another, and pass by pass
+        mixed = trace.part(order)
+        assert "comes 4 times or a multiple" in finding_of(mixed, "copies").message
+        assert finding_of(mixed, "padding-rows") is None
+        assert REMEDIES["drop-copies"].apply(mixed).digest == trace.digest
     assert finding_of(random_trace(tokens=50).part(np.arange(100) % 50), "copies") is None  # few tokens may come twice
     counts = np.stack([random_load(seed).load for seed in (1, 1, 2, 2)])
     loads = ExpertLoad("l", counts.sum(axis=0), tuple(range(6)), by_source=counts, by_step=np.stack([counts.sum(axis=0)]))
@@ -175,6 +177,19 @@ def test_padding_between_the_tokens_of_batches(batch, size, rows, k):
         mended = REMEDIES["cut-padding-rows"].apply(trace)
         np.testing.assert_array_equal(mended.experts, trace.experts[~added])
         assert finding_of(mended, "padding-rows") is None and "padding rows" in what_was_done(mended)[0]
+
+
+@pytest.mark.parametrize("layers", [1, 2, 5])
+def test_rows_that_nobody_wrote_and_rows_in_runs_of_few_layers(layers):
+    whole, added = filled(random_trace(tokens=2000, layers=layers, experts=8), [5], 8)
+    unwritten = replace(whole, experts=np.where(added[:, None, None], np.int16(0), whole.experts))
+    assert "expert 0 as every choice in every layer" in finding_of(unwritten, "padding-rows").message
+    np.testing.assert_array_equal(REMEDIES["cut-padding-rows"].apply(unwritten).experts, whole.experts[~added])
+    said = [finding_of(whole, code) for code in ("padding-rows", "repeated-row")]
+    assert (said[0] is None, said[1] is None) == (layers == 1, layers > 1)
+    assert layers > 1 or ("1 layer cannot tell" in said[1].message and said[1].remedy is None)
+    plain = random_trace(tokens=2000, layers=layers, experts=8)
+    assert all(finding_of(plain, code) is None for code in ("padding-rows", "repeated-row"))
 
 
 def test_rows_of_text_that_recur_are_no_padding():

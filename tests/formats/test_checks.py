@@ -70,7 +70,7 @@ TRAFFIC = TrafficMatrix("m", np.array([[[0, 5, 0], [0, 0, 0], [0, 0, 0]], np.zer
         (trace(GOOD, sequence=np.zeros(12, np.int32)), "warning", ["one sequence"]),
         (LOAD, "warning", ["Layer 2 counted 4"]),
         (ExpertLoad("l", LOAD.load[:2], (0, 1)), "warning", None),
-        (of_ranks([0, 1, 2, 3]), "error", ["The same 12 of 16 experts (first: expert 4)", "only 1 of 4 expert-parallel ranks"]),
+        (of_ranks([0, 1, 2, 3]), "error", ["The same 12 of 16 experts (first: expert 4)", "1 of 4 expert-parallel ranks was"]),
         (of_ranks([1, 5, 9, 13]), "error", ["(first: expert 0)", "1 of 4"]),  # dealt in turn
         (of_ranks([*range(8), *range(12, 16)]), "error", ["The same 4 of 16 experts (first: expert 8)", "3 of 4"]),
         (of_ranks([0, 1, 2, 4]), "warning", ["some experts were never chosen"]),
@@ -181,6 +181,10 @@ def test_totals_of_layers():
     assert finding_of(loads, "layer-totals") is None
     of_one_layer = ExpertLoad("l", np.array([[0.0, 0.0], [0.0, 0.0], [3.0, 5.0]]), (0, 1, 2))
     assert finding_of(of_one_layer, "layer-totals").severity == "ok"
+    shares = random_load(layers=5)
+    shares.load[:] /= shares.load.sum(axis=1, keepdims=True)
+    finding = finding_of(shares, "layer-totals")
+    assert finding.severity == "warning" and "shares, not counts" in finding.message
 
 
 @pytest.mark.parametrize("make", [random_trace, random_load])

@@ -15,24 +15,12 @@ from engine.costs import AlphaBeta, CostProfile, MeasuredTimes, Profiled
 from engine.costs.pair_cluster import draw_pairs
 from engine.formats import findings_of_times, read_costs
 from engine.formats.measured.nccl_pairs import pairs_in, read_pairs
-from tests.cases.files import (
-    SLOW_WAITS,
-    STEADY_WAITS,
-    TIMES_TABLE,
-    collective,
-    kernel,
-    nccl_json,
-    operator,
-    pair_log,
-    rccl_record,
-    saver,
-    waits_log,
-)
+from tests.cases import files
 from tests.cases.files import nccl_test_log as printed
 from tests.cases.fuzzing import answer_or_one_line, any_input
 from tests.cases.mutations import PIECES, changed_text, damaged, json_texts, mutated
 
-saved = saver("times")
+saved = files.saver("times")
 
 
 def read_all(path: Path) -> None:
@@ -51,8 +39,8 @@ TESTS = [
     printed("all_reduce_perf", redop="sum"),
     printed("sendrecv_perf", gpus=2, nodes=2),
     printed(None, root=""),
-    pair_log((("a", "1b"), ("b", "1b")), 1e9),
-    pair_log((("a", "1b"), ("a", "43")), 1e9, binary="alltoall_perf"),
+    files.pair_log((("a", "1b"), ("b", "1b")), 1e9),
+    files.pair_log((("a", "1b"), ("a", "43")), 1e9, binary="alltoall_perf"),
 ]
 
 
@@ -68,7 +56,7 @@ def test_logs_of_nccl_tests(tmp_path, data, tests):
         assert isinstance(drawn, str) or np.isfinite(drawn.mean_error)
 
 
-@given(st.data(), st.sampled_from([nccl_json(), [rccl_record(1024), rccl_record(2048, 1)]]))
+@given(st.data(), st.sampled_from([files.nccl_json(), [files.rccl_record(1024), files.rccl_record(2048, 1)]]))
 @any_input
 def test_json_of_nccl_tests_and_records_of_rccl_tests(tmp_path, data, content):
     path = saved(tmp_path, data.draw(damaged(data.draw(json_texts(data.draw(mutated(content)))))))
@@ -76,10 +64,10 @@ def test_json_of_nccl_tests_and_records_of_rccl_tests(tmp_path, data, content):
     answer_or_one_line(lambda: read_pairs([path]))
 
 
-@given(st.data(), st.lists(st.sampled_from([STEADY_WAITS, SLOW_WAITS]), min_size=1, max_size=3), st.booleans())
+@given(st.data(), st.lists(st.sampled_from([files.STEADY_WAITS, files.SLOW_WAITS]), min_size=1, max_size=3), st.booleans())
 @any_input
 def test_logs_of_deepxtrace(tmp_path, data, windows, bare):
-    read_all(saved(tmp_path, data.draw(changed_text("".join(waits_log("Dispatch", rows, bare) for rows in windows)))))
+    read_all(saved(tmp_path, data.draw(changed_text("".join(files.waits_log("Dispatch", rows, bare) for rows in windows)))))
 
 
 WORDS = (*PIECES, *("gemm", "all_reduce", "send_receive", "operation", "seconds", "ranks", "fp8", "4.0", "1e-300", "1e300"))
@@ -88,18 +76,18 @@ WORDS = (*PIECES, *("gemm", "all_reduce", "send_receive", "operation", "seconds"
 @given(st.data())
 @any_input
 def test_tables_of_measured_times(tmp_path, data):
-    read_all(saved(tmp_path, data.draw(damaged(data.draw(changed_text(TIMES_TABLE, WORDS)).encode()))))
+    read_all(saved(tmp_path, data.draw(damaged(data.draw(changed_text(files.TIMES_TABLE, WORDS)).encode()))))
 
 
 odd = st.sampled_from([None, -1, 0, 1, 2.5, 1e400, 10**30, "", "x", [], {}, [1], [[1, 2], [2, 3]], True, "float", "8"])
 EVENTS = [
-    operator(),
-    operator("aten::addmm", ((64,), (48, 32), (32, 64))),
-    kernel(),
-    collective(),
-    collective("allreduce", 512, "Float"),
-    kernel(name="void deep_ep::intranode::dispatch<8, 768, 8192>(int4*)"),
-    kernel(name="void deep_ep::internode_ll::combine<(bool)0, (int)6144, (int)11>(void *)"),
+    files.operator(),
+    files.operator("aten::addmm", ((64,), (48, 32), (32, 64))),
+    files.kernel(),
+    files.collective(),
+    files.collective("allreduce", 512, "Float"),
+    files.kernel(name="void deep_ep::intranode::dispatch<8, 768, 8192>(int4*)"),
+    files.kernel(name="void deep_ep::internode_ll::combine<(bool)0, (int)6144, (int)11>(void *)"),
     {"ph": "X", "name": "gloo:all_reduce", "dur": 4.0, "args": {"Input type": ["float"], "Input Dims": [[64, 64]]}},
 ]
 

@@ -1,7 +1,10 @@
 """Measured times: tables of AIConfigurator, a CSV table, and the logs of DeepXTrace."""
 
+from collections.abc import Iterable
+from math import comb
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -199,28 +202,122 @@ def test_bad_tables_are_refused_with_the_line(tmp_path, text, parts):
     refused_by(saved_table(tmp_path, text), *parts, read=read_costs)
 
 
+def rows_at_rank(gpus: int, tokens: int, choices: int, experts: int) -> int:
+    """The rows that come to one of these GPUs when all of them send as many tokens, of random choices."""
+    chosen = np.argsort(np.random.default_rng(0).random((gpus * tokens, experts)), axis=1)[:, :choices]
+    return int((chosen < experts // gpus).any(axis=1).sum())
+
+
+def intranode(gpus: int, tokens: int = 1024, choices: int = 8, parts: tuple[str, ...] = ("FP8", "BF16", "combine")) -> str:
+    """The lines of DeepEP's test_intranode at 100 GB/s."""
+    size = 2 * 7168 * rows_at_rank(gpus, tokens, choices, 64)
+    text = f"[config] num_tokens={tokens}, hidden=7168, num_topk={choices}\n[layout] Kernel performance: 0.054 ms\n"
+    for part in parts:
+        micros = (size * (1 + 4 / 128) / 2 if part == "FP8" else size) / 1e5
+        name, mark = ("combine", ":") if part == "combine" else (f"dispatch ({part})", ",")
+        text += f"[tuning] SMs 24, NVL chunk 4: 9.00 GB/s (NVL), {2 * micros:.2f} us\n"
+        text += f"[tuning] Best {name}: SMs 24, NVL chunk 8{mark} 100.00 GB/s (NVL), t: {micros:.2f} us\n"
+    return text
+
+
+def low_latency(ranks: Iterable[int]) -> str:
+    """The lines of its test_low_latency: 1 MB in 77 µs and 2 MB in 150 µs out of each rank."""
+    line = "[rank {}] Dispatch bandwidth: 12.99 GB/s, avg_t=77.00 us | Combine bandwidth: 13.33 GB/s, avg_t=150.00 us\n"
+    return "Allocating buffer size: 2116.3 MB ...\n" + "".join(line.format(rank) for rank in ranks)
+
+
+def elastic(gpus: int = 8, domains: int = 1, own: float = 1.0, head: bool = True) -> str:
+    """The lines of its test_ep, in which each rank receives the even share of rows. own: part of them that it prints"""
+    rows = 4096 * gpus * (1 - comb(256 - 256 // gpus, 6) / comb(256, 6)) * own
+    text = f"Config:\n > Ranks: {domains} x {gpus}\n > Experts: 6/256\n > Tokens: 4096 (max: 4096), hidden: 7168\n" * head
+    for mark, part, row, micros in (
+        ("*", "dispatch", 14408, 500),
+        ("#", "cached dispatch", 14408, 9),
+        ("@", "combine", 14360, 600),
+    ):
+        for rank in range(gpus):
+            rate = f"{9 * (domains > 1)} GB/s (SO), 400 GB/s (SU), {micros}.000 us, {rows * row:.0f} bytes"
+            text += f"   {mark} EP: {rank:3}/{gpus} | {part}: {rate} | copy: 2000 GB/s, 50.000 us\n"
+    return text
+
+
+ROWS = 4096 * 8 * (1 - comb(224, 6) / comb(256, 6))
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus", "points", "notes"),
+    [
+        (
+            intranode(8),
+            8,
+            [(FP8 := rows_at_rank(8, 1024, 8, 64) * 7392, FP8 / 1e11), (FP8 / 0.515625, FP8 / 0.515625e11)],
+            ["rows a token"],
+        ),
+        (
+            intranode(4, parts=("FP8",)),
+            4,
+            [(rows_at_rank(4, 1024, 8, 64) * 7392, ...)],
+            ["by its 3.6", "no result of combine: the test broke off"],
+        ),
+        (intranode(2) + intranode(2, 2048), 2, [..., ..., ...], ["by its 2.0"]),
+        (low_latency(range(16)), 16, [(1e6, 77e-6), (2e6, 150e-6)], ["the 16 ranks that printed are taken for all"]),
+        (low_latency(range(2)).replace("\n", "\x1b[0m\r\n"), 2, [(1e6, 77e-6), (2e6, 150e-6)], ["random choices"]),
+        (elastic(), 8, [(ROWS * 14384, 550e-6)], ["over 8 GPUs of one domain"]),
+        (elastic(own=7 / 8), 8, [(ROWS * 14384, 550e-6)], ["over 8 GPUs of one domain"]),
+        (elastic() + low_latency(range(9)), 8, [(ROWS * 14384, 550e-6)], ["over 8 GPUs of one domain"]),
+    ],
+    ids=lambda value: "",
+)
+def test_tests_of_deepep_are_all_to_alls(tmp_path, text, gpus, points, notes):
+    path = tmp_path / "deepep.log"
+    path.write_text("NCCL INFO a line of a launcher\n" * 4000 + text, newline="")
+    assert identify(path).name == "deepep-test"
+    times, said = read_costs(path).collectives[0], [finding.message for finding in findings_of_times(path)]
+    assert (times.operation, times.ranks, len(times.points)) == ("all_to_all", gpus, len(points))
+    for (size, seconds), expected in zip(times.points, points, strict=True):
+        wanted = (..., ...) if expected is ... else expected
+        assert wanted[0] is ... or size == pytest.approx(wanted[0], rel=2e-3)
+        assert wanted[1] is ... or seconds == pytest.approx(wanted[1], rel=2e-3)
+    assert all(any(note in text for text in said) for note in notes), said
+    assert any(f"all-to-all over {gpus} GPUs" in text for text in said)
+
+
+OLD = (
+    "[config] num_tokens=4096, hidden=7168, num_topk=8\n[tuning] Best dispatch (FP8): SMs 24, NVL chunk 4, 140.00 GB/s (NVL)\n"
+)
+TWO_HOPS = "[config] num_tokens=4096, hidden=7168, num_topk_groups=4, num_topk=8\n[tuning] Best combine: SMs 24, NVL chunk 4, "
+TWO_HOPS += (
+    "RDMA chunk 8, 30.00 + 900.00 us, 43.15 GB/s (RDMA), 141.04 GB/s (NVL)\n[tuning] Best dispatch (FP8): 9 GB/s (RDMA)\n"
+)
+
+
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
+        (OLD + OLD.replace("dispatch (FP8)", "combine"), ("it prints no times (num_tokens=4096", "Best combine: SMs 24")),
+        (TWO_HOPS, ("rows go in two hops", "43.15 GB/s (RDMA)")),
         (
-            "[config] num_tokens=4096, hidden=7168, num_topk=8\n[layout] Kernel performance: 0.054 ms\n"
-            "[tuning] SMs 24, NVL chunk 4: 9 GB/s (NVL)\n[tuning] Best dispatch (FP8): SMs 24, NVL chunk 4, 140.00 GB/s (NVL)\n"
-            "[tuning] Best combine: SMs 24, NVL chunk 4: 141.04 GB/s (NVL), t: 9.00 us\n",
-            ("num_tokens=4096, hidden=7168, num_topk=8; Best dispatch (FP8)", "Best combine: SMs 24, NVL chunk 4: 141.04 GB/s"),
+            "[layout] Kernel performance: 0.054 ms\nAssertionError\n",
+            ("no result of dispatch and combine: the test broke off;",),
         ),
-        ("[layout] Kernel performance: 0.054 ms\nAssertionError\n", ("no result of dispatch and combine: the test broke off",)),
-        (
-            "[rank 3] Dispatch bandwidth: 45.10 GB/s, avg_t=77.00 us | Combine bandwidth: 44.00 GB/s, avg_t=150.00 us\n",
-            ("rank 3: dispatch 45.10 GB/s, avg_t=77.00 us | Combine bandwidth",),
-        ),
-        (
-            "   * EP:   0/  8 | dispatch: 0 GB/s (SO), 301 GB/s (SU), 123.400 us, 7 bytes | copy: 1 GB/s, 2.000 us\n",
-            ("dispatch 0 GB/s (SO), 301 GB/s (SU), 123.400 us", "no result of combine"),
-        ),
+        (low_latency([8, 9, 10]), ("3 of 11 ranks or more printed", "all nodes")),
+        (low_latency([0, 1, 1]), ("some ranks printed more lines",)),
+        (intranode(8, choices=1), ("rows a token fit 2 or 4 or 8",)),
+        (intranode(8).replace("num_tokens=1024", "num_tokens=4096"), ("rows a token fit none of 2, 4 and 8",)),
+        (intranode(8).replace("num_tokens=1024", "num_tokens=0"), ("it prints no times",)),
+        (elastic(domains=2), ("two hops, between 2 domains",)),
+        (elastic(head=False), ("the lines of 'Config:' are missing",)),
+        (elastic(own=0.8), ("it did not choose evenly",)),
+        (elastic().replace("6/256", "6/4"), ("names 8 GPUs and 4 experts",)),
+        (elastic().split("   @")[0], ("no result of combine",)),
+        (elastic().replace(" bytes |", " |"), ("no bytes",)),
     ],
+    ids=lambda value: "",
 )
-def test_tests_of_deepep_are_named_with_their_rates(tmp_path, text, parts):
+def test_tests_of_deepep_that_say_too_little_are_named_with_their_rates(tmp_path, text, parts):
     path = tmp_path / "deepep.log"
     path.write_text(text)
     assert identify(path).name == "deepep-test"
-    refused_by(path, "the output of a test of DeepEP", "choose the cost deepep", *parts, read=read_costs)
+    refused_by(
+        path, "the output of a test of DeepEP that times no all-to-all", "choose the cost deepep", *parts, read=read_costs
+    )

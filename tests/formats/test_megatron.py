@@ -97,6 +97,24 @@ def test_layers_that_a_capacity_factor_left_out_are_not_blamed_on_cuda_graphs(tm
         np.testing.assert_array_equal(read.experts, kept[:280] if dropped == (31,) else kept[-160:])
 
 
+def test_the_share_of_layers_without_a_record_and_rows_that_were_padded_are_said(tmp_path):
+    lines = run([0, 1, 2, 3], 0, seed=1, steps=4, micro_batches=2)
+    read = read_workload(trace(tmp_path / "run", [line for at, line in enumerate(lines) if at not in (3, 10, 14)]), model=MODEL)
+    assert "at least 3 of 24 layers of micro-batches (12 %)" in str(read.origin.findings)
+    one_each = [line for at, line in enumerate(lines[:16]) if at not in (3, 14)]
+    said = refusal(read_workload, trace(tmp_path / "run", one_each), model=MODEL)
+    assert "here at least 1 of 8 layers of micro-batches (12 %): record without one" in said, said
+    # Four places of each expert, in the order of tokens: two tokens have all experts, the others none.
+    rows = np.arange(32).reshape(16, 2) % 8
+    padded = read_workload(trace(tmp_path / "padded", [record(0, 0, 0, rows.tolist())]))
+    assert "padded-to-capacity" not in codes(padded)  # every row ascends, as a router's does
+    rows = np.roll(rows, 1)
+    padded = read_workload(trace(tmp_path / "padded", [record(0, 0, 0, rows.tolist())]))
+    assert codes(padded)["padded-to-capacity"] == "error"
+    rows[5, 1] = (rows[5, 1] + 1) % 8
+    assert "padded-to-capacity" not in codes(read_workload(trace(tmp_path / "padded", [record(0, 0, 0, rows.tolist())])))
+
+
 def test_mtp_is_never_mixed_with_the_decoder(tmp_path):
     mtp = [of_mtp(step, 0, [[6, 7]] * 5) for step in range(2)]
     read = read_workload(trace(tmp_path / "run", run([0, 1, 2, 3], 0, seed=1) + mtp), model=MODEL)

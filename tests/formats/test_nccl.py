@@ -1,5 +1,6 @@
 """Logs of nccl-tests: times of collectives, pairs of GPUs drawn as a cluster, and the choice between both."""
 
+import gzip
 import json
 from functools import partial
 from itertools import combinations
@@ -111,16 +112,19 @@ WRONG = "".join(line.replace("      0 ", "     16 ", 1) if "   2048 " in line el
     [
         (DIED + FAILURE, 3, ["broke off ('Test NCCL failure common.cu:1000'): 3 of the 4 sizes that it was asked for"]),
         (DIED + CUT + FAILURE, 3, ["broke off ('Test NCCL failure common.cu:1000'): 3 of the 4 sizes"]),
-        (DIED + CUT + "\nsrun: error: node1: task 3: Killed\n", 3, ["line 2 broke off: 3 of the 4 sizes"]),
+        (DIED + CUT + "\nsrun: error: node1: task 3: Killed\n", 3, ["line 2 broke off ('Killed'): 3 of the 4 sizes"]),
         (DIED + CUT + "host0:1:1 [0] NCCL WARN NET/IB : Got completion with error 12\n", 3, ["broke off: 3 of the 4"]),
         (DIED + "host0: Test timeout (600s) common.cu:410\n", 3, ["('Test timeout (600s)'): 3 of the 4"]),
         (DIED + "# Out of bounds values : 0 OK\n", 3, ["is not whole: 3 of the 4"]),
         (DIED.replace("2(factor)", "1024(bytes)"), 3, ["3 of the 8 sizes"]),
         (DIED.replace("# Using", "# Reducing maxBytes to 4096 due to memory limitation\n# Using"), 3, []),
         (DIED.replace("# nThread", "# threads"), 3, ["broke off: 3 sizes are there"]),
+        (DIED[: DIED.index(" 2048 ")], 1, ["1 of the 4 sizes that it was asked for is there"]),
         (DIED + FAILURE + nccl_test_log("all_reduce_perf", redop="sum"), 3, ["test from line 2 broke off"]),
-        (WRONG.replace("0 OK", "1 FAILED"), 2, ["line 2: 1 of 3 rows are left out, as their data was wrong (#wrong)"]),
+        (WRONG.replace("0 OK", "1 FAILED"), 2, ["line 2: left out 1 of 3 rows, as their data was wrong (#wrong)"]),
         (nccl_test_log().replace("0 OK", "3 FAILED"), 2, ["3 results were wrong in place, none out of place"]),
+        (gzip.compress(nccl_test_log().encode()), 2, []),
+        (nccl_test_log() + nccl_test_log(), 2, ["2 tests of all_to_all over 4 GPUs count together, by the median"]),
         (nccl_test_log("alltoall_perf_mpi"), 2, []),  # NAME_SUFFIX=_mpi
     ],
 )  # fmt: skip
@@ -158,7 +162,7 @@ def test_json_of_nccl_tests(tmp_path):
     wrong = nccl_json()
     wrong["results"][1]["out_of_place"]["nwrong"] = 12.0
     measured = read_costs(saved(tmp_path, wrong, "out.json"))
-    assert len(measured.collectives[0].points) == 2 and "1 of 3 rows are left out" in measured.notes[0]
+    assert len(measured.collectives[0].points) == 2 and "left out 1 of 3 rows" in measured.notes[0]
     in_place = nccl_json()
     in_place["results"][0]["in_place"]["nwrong"] = 2.0
     assert "wrong in place, none out of place" in read_costs(saved(tmp_path, in_place, "out.json")).notes[0]
@@ -187,7 +191,7 @@ def test_records_of_rccl_tests(tmp_path):
         assert (times.operation, times.ranks) == ("all_to_all", 16)
         assert times.points == ((1024, pytest.approx(10.24e-6)), (2048, pytest.approx(20.48e-6)))
         assert measured.origin == "rccl-tests on GPUs that are not named, 2 nodes"
-        assert any("1 of 3 rows are left out" in note for note in measured.notes)
+        assert any("left out 1 of 3 rows" in note for note in measured.notes)
         assert any("'AllGather' is not used" in note for note in measured.notes)
         assert not nccl_pairs.pairs_in(path)
     refused(saved(tmp_path, [rccl_record(1, gpusPerRank=4)]), "several GPUs each (-g)")
@@ -216,7 +220,6 @@ def test_published_logs_of_several_binaries():
         (nccl_test_log().split("#        (B)")[1], ("line 2", "keep the whole output")),
         (nccl_test_log().replace("   10.00", "     nan"), ("the time is 'nan'",)),
         (nccl_test_log() + "        1024     256    float    none\n", ("a row needs size",)),
-        (nccl_test_log() + nccl_test_log(), ("two entries for all_to_all 4 ranks",)),
         ("\n".join(line for line in nccl_test_log().splitlines() if "Rank" not in line), ("how many GPUs were there",)),
         (b"# Rank 0 \xff on h device 0 [0] x\n" * 3, ()),
     ],
@@ -347,7 +350,7 @@ def test_logs_of_several_pairs_are_a_set_in_the_place_of_the_first_and_others_ar
     assert told(single_files(tmp_path)) == [("nccl-tests", [path.name]) for path in paths]
     every = saved(tmp_path, "".join(path.read_text() for path in paths), "all.log")
     assert told(parts([every])) == [("nccl-pairs", ["all.log"])]
-    refused(every, "two entries for send_receive 2 ranks")  # for one number of GPUs, as times
+    refused(every, "tests of send_receive over 2 GPUs on 1 and on 2 nodes")  # as times
     first, *_ = logs(tmp_path, two_nodes, NODES)
     again = saved(tmp_path, pair_log(NODES[1::-1], 290e9), "again.log")  # the same pair, the other GPU first
     assert told(parts([first])) == [("nccl-tests", ["0.log"])]

@@ -1,5 +1,6 @@
 """Output of `nvidia-smi topo -m` on machines of several kinds, and other texts."""
 
+import json
 from functools import partial
 from pathlib import Path
 
@@ -142,9 +143,80 @@ def test_links_of_amd(tmp_path, text, kind, gigabytes, note):
     assert identify(path).name == "amd-topology"
 
 
-NPUS = (
-    "\t   NPU0       NPU1       CPU Affinity\nNPU0       X          HCCS       144-167\nNPU1       HCCS       X          0-23\n"
+def npus(rows: list[str], name: str = "NPU{}") -> str:
+    """The text of `npu-smi info -t topo`; a row has its cells with blanks between."""
+    names = [name.format(at) for at in range(len(rows))]
+    lines = ["\t   " + "       ".join([*names, "CPU Affinity"])]
+    lines += [f"{own}       " + "       ".join([*row.split(), "144-167"]) for own, row in zip(names, rows, strict=True)]
+    return "\n".join([*lines, "", "Legend:", "", "  X    = Self", "  HCCS = Connection traversing HCCS.", ""])
+
+
+HALVES = [" ".join("X" if a == b else "HCCS" if a // 2 == b // 2 else "SYS" for b in range(4)) for a in range(4)]
+PAIRS = [" ".join("X" if a == b else "SIO" if a // 2 == b // 2 else "HCCS_SW" for b in range(16)) for a in range(16)]
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "gigabytes", "note"),
+    [
+        (npus(everywhere("HCCS", 8)), "Ascend-A2-313", 196, "joined by 1 HCCS link directly: 196 GB/s"),
+        (npus(everywhere("HCCS", 4)), "Ascend-A2-376", 84, "84 GB/s"),
+        (npus(everywhere("SYS", 8)), "Ascend-A2-280", 63, "between sockets (SYS)"),
+        (npus(HALVES), "Ascend-A2-313", 84, "2 pairs by 1 HCCS link, 4 pairs by PCIe"),
+        (npus(PAIRS, "Phy-ID{}"), "Ascend-A3", 196, "the two of a package (SIO) are faster"),
+        (
+            npus(everywhere("SIO", 2)).replace("NPU0", "Phy-ID12").replace("NPU1", "Phy-ID13"),
+            "Ascend-A3",
+            196,
+            "through a switch",
+        ),
+    ],
+    ids=lambda value: "",
 )
+def test_links_of_ascend(tmp_path, text, kind, gigabytes, note):
+    drawn = read_topology(path := saved(tmp_path, text), kind)
+    (node,) = drawn.cluster.nodes
+    assert node.link_bandwidth == pytest.approx(gigabytes * 1e9) and any(note in said for said in drawn.notes), drawn.notes
+    assert identify(path).name == "nvidia-topology"
+
+
+LABELS = [
+    "[pod/gpu-0/main] ",
+    "2026-09-01T10:00:00.123456789Z stdout F ",
+    "Sep  1 10:00:00 node1 bash[12]: ",
+    "gpu-1  | ",
+    "0: ",
+]
+LABELS += ["[1,0]<stdout>:", "[rank0]: ", "[default0]:", "(RayWorker pid=12, ip=10.0.0.1) ", "\x1b[32m"]
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_labels_of_launchers_and_logs_come_off(tmp_path, label):
+    for text, kind in ((MATRIX, "A100-80"), (rocm_tables(MESH), "MI300X"), (npus(everywhere("HCCS", 8)), "Ascend-A2-376")):
+        plain = read_topology(saved(tmp_path, text), kind)
+        path = saved(tmp_path, "".join(f"{label}{line}\r\n" for line in text.splitlines()))
+        assert read_topology(path, kind) == plain and identify(path).kind == "topology"
+
+
+def of_amd(links: int = 8) -> list[dict]:
+    """The list that `amd-smi topology --json` prints of GPUs that are joined in pairs."""
+    kinds = [[("SELF", 0) if a == b else ("XGMI", 1) for b in range(links)] for a in range(links)]
+    rows = [[{"gpu": b, "link_type": kind, "num_hops": hops} for b, (kind, hops) in enumerate(row)] for row in kinds]
+    return [{"gpu": at, "bdf": f"0000:{at}c:00.0", "links": row} for at, row in enumerate(rows)]
+
+
+def of_rocm(gpus: int = 8) -> dict:
+    pairs = [(a, b) for b in range(gpus) for a in range(b)]
+    keys = "(Topology) {} between DRM devices {} and {}"
+    return {
+        "system": {keys.format(fact, *pair): value for pair in pairs for fact, value in (("Link type", "XGMI"), ("Hops", "1"))}
+    }
+
+
+@pytest.mark.parametrize("content", [of_amd(), {"gpu_data": of_amd()}, of_rocm()])
+def test_links_of_amd_as_json(tmp_path, content):
+    path = saved(tmp_path, json.dumps(content, indent=1), "topo.json")
+    assert read_topology(path, "MI300X").cluster.nodes[0].link_bandwidth == pytest.approx(448e9)
+    assert identify(path).name == "amd-topology"
 
 
 @pytest.mark.parametrize(
@@ -158,8 +230,18 @@ NPUS = (
         (rocm_tables(MESH) + rocm_tables(MESH), "MI300X", ("second table 'hops",)),
         (rocm_tables(["X XGMI", "PCIE X"]), "MI300X", ("GPU0 to GPU1 is 'XGMI', back it is 'PCIE'",)),
         (rocm_tables(everywhere("XGMI", 9)), "MI300X", ("GPU0 is linked to 8 others, but MI300X has 7 links", "SPX")),
-        (NPUS, "H100", ("the topology of Ascend NPUs", "the catalogue has no Ascend NPU")),
-        (NPUS.replace("NPU", "Phy-ID"), None, ("the topology of Ascend NPUs",)),
+        (npus(everywhere("HCCS", 8)), "H100", ("Ascend NPUs (npu-smi)", "H100 is none of them", "Ascend-A2-376")),
+        (npus(everywhere("HCCS", 8)), None, ("8 GPUs", "choose their type (Ascend-A2-376, Ascend-A2-313, Ascend-A2-280)")),
+        (npus(PAIRS), "Ascend-A2-376", ("Ascend-A2-376 is none of them", "choose from Ascend-A3")),
+        (npus(everywhere("HCCS", 9)), "Ascend-A2-376", ("linked to 8 others, but Ascend-A2-376 has 7 links", "Cluster page")),
+        (npus(everywhere("UB", 4)), "Ascend-A2-376", ("joined by UB, whose speed is not known",)),
+        (npus(everywhere("NA", 4)), None, ("joined by NA",)),
+        (
+            json.dumps([{"gpu": 0, "links": [{"link_type": "XGMI"}]}]),
+            "MI300X",
+            ("without the links of GPUs", "amd-smi topology"),
+        ),
+        (json.dumps(of_rocm()).replace("0 and 1", "0 and 9"), "MI300X", ("'nothing'",)),
     ],
     ids=lambda value: "",
 )
@@ -212,7 +294,9 @@ def test_damaged_text(tmp_path, text, parts):
 
 
 def test_other_files_and_types(tmp_path):
-    refused(saved(tmp_path, MATRIX, "topo.csv"), "extension")
+    assert read_topology(saved(tmp_path, MATRIX, "topo"), "A100-80") and read_topology(
+        saved(tmp_path, MATRIX, "a.md"), "A100-80"
+    )
     refused(tmp_path / "none.txt", "no such file")
     refused(saved(tmp_path, MATRIX), "no NVLinks", "A100-80", types="L40S")
     refused(saved(tmp_path, MATRIX), "3 types", "4 GPUs", types=["H100"] * 3)

@@ -67,7 +67,7 @@ def test_every_sample_is_told_and_every_kind_belongs_somewhere():
         (b"\x80\x04\x95\x0b\x00\x00\x00\x00\x00\x00\x00", "never loaded"),
         (b"\0\1\2\3", "binary file"),
         (
-            "0 1 2\n3 4 5\n",
+            "0  1  2\n3  4  5\n",
             "a table of routing, loads or traffic: it has numbers, but not the names of columns and commas; save it",
         ),
         ("layer 2 expert 3 got 120 tokens", "it has the names of columns and numbers, but not commas; save it as CSV"),
@@ -91,7 +91,7 @@ def test_every_sample_is_told_and_every_kind_belongs_somewhere():
         ("\ufeffhello", "text file that"),
     ],
 )
-def test_what_nothing_reads_is_named(tmp_path, content, words):
+def test_a_file_that_nothing_reads_is_named(tmp_path, content, words):
     refused(written(tmp_path, content), words, read=identify)
 
 
@@ -286,6 +286,7 @@ FILES = {
     "model.safetensors.index.json": (INDEX, "the index of a checkpoint"),
     "generation_config.json": ({"eos_token_id": 1, "transformers_version": "4.46.3"}, "a generation_config.json"),
     "model.safetensors": (struct.pack("<Q", len(HEADER)) + HEADER + b"\0\0", "weights of a model"),
+    "router_state_rank0.pt": (saved_tensors({("decoder", None, 0): {"weight": torch.ones(2)}}), "a file of torch.save"),
     "model.gguf": (b"GGUF\x03\0\0\0" + bytes(64), "GGUF"),
     "report.nsys-rep": (b"\x0a\0NVIDIA" + bytes(64), "Nsight Systems"),
     "report.sqlite": (b"SQLite format 3\0" + bytes(64) + b"CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL", "Nsight Systems"),
@@ -299,10 +300,12 @@ FILES = {
         b"INFO 09-01 10:05:00 [eplb_state.py:500] EPLB step: avg_tokens=1.00, max_tokens=3, balancedness=0.3413\n",
         "EPLB's balancedness, but neither routing nor the experts",
     ),
-    "npu.txt": (
-        "\t NPU0   NPU1   CPU Affinity\nNPU0   X   HCCS   0-23\nNPU1   HCCS   X   0-23\n",
-        "the topology of Ascend NPUs",
-    ),
+    "npu.txt": ("+-----+\n| npu-smi 24.1.rc2   Version: 24.1.rc2 |\n", "the overview of npu-smi"),
+    "amd.txt": ("+-----+\n| AMD-SMI 25.3.0   amdgpu version: 6.12 |\n", "of AMD's tools, but not the links"),
+    "hccl.log": ("data_size(Bytes): | aveg_time(us): | alg_bandwidth(GB/s): |\n", "the output of HCCL's tests"),
+    "ib.txt": ("CA 'mlx5_0'\n\tCA type: MT4129\n", "a single network card"),
+    "docker.log": ('{"log": "# size count\\n", "stream": "stdout"}\n' * 2, "a log in JSON, as Docker keeps it"),
+    "balance.log": ("[2026-11-23 12:00:00 TP0] [Expert Balancedness] forward_pass_id=0\n", "a log of SGLang with its"),
     "hccl.json": ({"version": "1.0", "server_count": "1", "server_list": []}, "a table of addresses of Ascend NPUs"),
     "hccn.conf": ("address_0=10.0.0.1\nnetmask_0=255.255.255.0\n", "a table of addresses of Ascend NPUs"),
     "nvidia-smi.txt": (

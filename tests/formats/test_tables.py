@@ -1,11 +1,15 @@
 """CSV and Parquet tables of routing, loads and traffic, and counts of slots."""
 
+import gzip
 import json
+from functools import partial
+from io import BytesIO
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -82,7 +86,7 @@ def test_columns_of_tokens_in_csv_and_of_all_kinds_in_parquet(tmp_path):
         ("token,layer,expert,rank_in_topk\n0,0,1,0\n0,0,2,0\n", ("line 3", "second row", "token 0, layer 0, rank 0")),
         ("token,layer,expert,rank_in_topk\n0,0,1,1\n0,0,2,2\n", ("line 3", "counts from 0")),
         ("token,layer,expert,rank_in_topk\n0,0,1,99\n", ("line 2", "99")),
-        ("token,layer,expert,sequence\n0,0,1,0\n0,1,2,1\n", ("line 2", "token 0", "sequence")),
+        ("token,layer,expert,sequence\n0,0,1,0\n0,1,2,1\n", ("sequence 0, token 0, layer 1", "no row")),
         ("token,layer,expert\n0,0,40000\n", ("line 2", "40000", "out of range")),
         ("token,layer,expert\n", ("header but no rows",)),
         ("token,expert\n0,1\n", ("column 'layer' is missing",)),
@@ -233,7 +237,107 @@ def test_files_of_ranks_lie_side_by_side_where_the_models_experts_divide_by_them
         np.testing.assert_array_equal(loads.load, counts)
         assert loads.model_layers == MODEL.moe_layers and loads.origin.findings[0].code == "ranks-side-by-side"
     path.unlink()
-    assert len(parts([tmp_path], model=MODEL)) == ranks - 1
+    if ranks > 2:
+        with pytest.raises(InputError, match="3 files of 4 experts each, of 4 ranks"):
+            read_workload(tmp_path, model=MODEL)
     for rank in range(2):
         (tmp_path / f"damaged{rank}.parquet").write_bytes(b"PAR1 and nothing else")
-    assert len(parts([tmp_path], model=MODEL)) == ranks + 1
+    assert len(parts([tmp_path], model=MODEL)) == 3
+
+
+COUNTS = np.random.default_rng(0).integers(1, 5000, size=(6, 16))
+OF_LAYERS = dict(enumerate(COUNTS.tolist()))
+LONG = [(layer, expert, int(COUNTS[layer, expert])) for layer, expert in np.ndindex(COUNTS.shape)]
+
+
+def saved_by(save):
+    """The bytes that a function writes into a file."""
+    save(file := BytesIO())
+    return file.getvalue()
+
+
+def lines_of(rows, separator=","):
+    return "".join(separator.join(map(str, row)) + "\n" for row in rows)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        lines_of(COUNTS, " "),
+        saved_by(lambda file: np.savetxt(file, COUNTS)),
+        lines_of([["", *(f"e{expert}" for expert in range(16))], *([layer, *row] for layer, row in OF_LAYERS.items())]),
+        lines_of([("layer_idx", "expert_id", "num_tokens"), *LONG]),
+        gzip.compress(lines_of([("layer", "expert", "count"), *LONG]).encode()),
+        [{"layer": layer, "expert": expert, "count": count} for layer, expert, count in LONG],
+        {"layers": [{"layer_id": layer, "loads": row} for layer, row in OF_LAYERS.items()]},
+        "".join(json.dumps({"layer": str(layer), "expert_load": row}) + "\n" for layer, row in OF_LAYERS.items()),
+        OF_LAYERS,
+        {
+            "data": {
+                f"layer_{layer}": {str(expert): count for expert, count in enumerate(row)} for layer, row in OF_LAYERS.items()
+            }
+        },
+        {"step": 3, "expert_counts": [[str(count) for count in row] for row in COUNTS.tolist()]},
+        saved_by(lambda file: np.savez(file, **{f"layer{layer}": row for layer, row in enumerate(COUNTS)})),
+        saved_by(lambda file: np.savez(file, loads=COUNTS.astype(np.float32))),
+        *(
+            saved_by(partial(torch.save, tensors))
+            for tensors in (
+                {f"model.layers.{layer}.mlp": torch.tensor(row) for layer, row in OF_LAYERS.items()},
+                {"tokens_per_expert": torch.tensor(COUNTS)},
+                [torch.tensor(row) for row in COUNTS],
+            )
+        ),
+    ],
+    ids=lambda _: "",
+)
+def test_the_same_loads_in_other_forms(tmp_path, content):
+    (scratch := tmp_path / "scratch").mkdir()
+    loads = read_workload(csv(tmp_path, content, "loads"), model=MODEL, scratch=scratch)
+    np.testing.assert_array_equal(loads.load, COUNTS)
+
+
+def test_counts_of_experts_that_leave_out_those_without_tokens(tmp_path):
+    sparse = {f"layer_{layer}": {"3": 5, "11": layer + 1} for layer in range(6)}
+    read = read_workload(csv(tmp_path, sparse, "a.json"), model=MODEL)
+    assert read.load.shape == (6, 16) and read.load[4, [3, 11]].tolist() == [5, 5] and read.load.sum() == 30 + 21
+    for numbers, said in ((COUNTS[0], "16 numbers in a row"), (COUNTS.T % 9, "[16, 6] numbers are [experts, layers] of small")):
+        refused(csv(tmp_path, saved_by(lambda file, numbers=numbers: np.save(file, numbers)), "a.npy"), said, model=MODEL)
+
+
+def test_requests_and_phases_in_words_and_tokens_numbered_within_them(tmp_path):
+    head = "request_id,token_idx,layer_idx,expert_id,phase,weight\n"
+    rows = [("b", 0, "prefill"), ("b", 1, "decode"), ("a", 0, "extend")]
+    text = head + "".join(f"{name},{token},0,{at},{phase},0.5\n" for at, (name, token, phase) in enumerate(rows))
+    trace = read_workload(csv(tmp_path, text))
+    holds(trace, experts=[[[0]], [[1]], [[2]]], sequence=[0, 0, 1], phase=[0, 1, 0])
+    assert trace.origin.findings[0].message == "Columns that are not read: 'weight'."
+    refused(csv(tmp_path, text.replace("extend", "train")), "column 'phase' is 'train'; it is prefill or decode")
+    for first, second in (("True", "False"), (1, 0)):
+        text = f"token,layer,expert,is_prefill\n0,0,1,{first}\n1,0,2,{second}\n"
+        holds(read_workload(csv(tmp_path, text)), experts=[[[1]], [[2]]], phase=[0, 1])
+    records = [{"token": token, "layer": 0, "topk_ids": [token, 3 - token]} for token in range(2)]
+    said = [{"is_prefill": True, "request_id": "x"}, {"is_prefill": False, "request_id": "y", "note": "z"}]
+    for more, columns in (([{}, {}], {}), (said, {"phase": [0, 1], "sequence": [0, 1]})):
+        content = [record | other for record, other in zip(records, more, strict=True)]
+        holds(read_workload(csv(tmp_path, content, "a.json")), experts=[[[0, 3]], [[1, 2]]], **columns)
+    refused(csv(tmp_path, [*records, 3], "a.json"), "record 3", "is no JSON object as the first one is")
+    refused(csv(tmp_path, [*records, {"token": 2.5, "layer": 0, "topk_ids": [1, 2]}], "a.json"), "not 2.5")
+
+
+@pytest.mark.parametrize(
+    ("name", "forms", "said"),
+    [
+        ("npu_{}.csv", [lambda own, rows: lines_of([("layer", "expert", "count"), *rows])], "have tokens at different experts"),
+        ("rank{}/loads.csv", [lambda own, _: lines_of(own)], "rank0/loads.csv has the first"),
+        ("load{}", [lambda own, _: lines_of(own), lambda own, _: own.tolist()], "load0 has the first"),
+    ],
+)
+def test_files_of_ranks_in_other_forms(tmp_path, name, forms, said):
+    for rank, own in enumerate(np.split(COUNTS, 4, axis=1)):
+        path = tmp_path / name.format(rank)
+        path.parent.mkdir(exist_ok=True)
+        csv(path.parent, forms[rank % len(forms)](own, [row for row in LONG if row[1] // 4 == rank]), path.name)
+    loads = read_workload(tmp_path, model=MODEL)
+    np.testing.assert_array_equal(loads.load, COUNTS)
+    assert said in loads.origin.findings[0].message

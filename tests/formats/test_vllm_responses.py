@@ -230,6 +230,7 @@ def test_bad_requests(tmp_path, experts, part):
         ({"usage": USAGE | {"prompt_tokens_details": {"cached_tokens": 1}}}, [1, 2]),
         ({"num_cached_tokens": 1}, [1, 2]),
         ({"usage": USAGE | {"prompt_tokens_details": None}}, [0, 1, 2]),
+        ({"usage": {"input_tokens": 2, "output_tokens": 2, "input_tokens_details": {"cached_tokens": "1"}}}, [1, 2]),
         ({"usage": {"prompt_tokens": 3, "completion_tokens": 2, "prompt_cache_hit_tokens": 2}}, [1, 2]),  # a row not asked for
     ],
 )
@@ -238,6 +239,21 @@ def test_rows_of_a_cached_prefix_are_left_out(tmp_path, about, rows):
     assert trace.experts.tolist() == [ROWS[row] for row in rows]
     assert trace.phase.tolist() == [[0, 0, 1][row] for row in rows]
     assert ("cached-left-out" in [finding.code for finding in trace.origin.findings]) == (len(rows) < 3)
+
+
+def test_answers_in_the_records_of_logs_and_batches(tmp_path):
+    whole = answer(npy(ROWS), USAGE)
+    for record in (
+        {"custom_id": "1", "response": {"status_code": 200, "body": whole}},
+        {"requests": [{"request": {"prompt": "x"}, "answer": whole}]},
+        {"level": "info", "msg": {"resp": whole}},
+    ):
+        assert read_workload(saved(tmp_path, record)).experts.tolist() == ROWS
+    held = USAGE | {"prompt_tokens_details": {"cached_tokens": 1}}
+    rest = read_workload(saved(tmp_path, answer(npy(ROWS[1:]), held)))  # rows of the cached prefix are not in it
+    assert rest.phase.tolist() == [0, 1] and not rest.origin.findings
+    other = read_workload(saved(tmp_path, answer(npy(ROWS), {"prompt_tokens": 1, "completion_tokens": 1})))
+    assert other.phase is None and "in counts that its rows fit" in other.origin.findings[0].message
 
 
 def test_cached_prefixes_of_several_choices(tmp_path):

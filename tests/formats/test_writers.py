@@ -66,11 +66,6 @@ def traffic(draw) -> TrafficMatrix:
     return TrafficMatrix("traffic", amounts, float(rng.integers(1, 10**5)))
 
 
-def with_findings(workload):
-    """The workload as a reader that found something leaves it."""
-    return replace(workload, origin=Origin(format="sglang-statistics", findings=FINDINGS))
-
-
 quick = settings(max_examples=examples(15), deadline=None)
 
 
@@ -86,7 +81,7 @@ def back(workload, name, to=None, **known):
 @quick
 @given(st.one_of(traces(), loads(), traffic()))
 def test_npz_carries_everything(workload):
-    same, lost = back(with_findings(workload), "a.npz")
+    same, lost = back(replace(workload, origin=Origin(format="sglang-statistics", findings=FINDINGS)), "a.npz")
     assert (same.digest, lost) == (workload.digest, ())
     assert type(same) is type(workload)
     assert (same.origin.format, same.origin.findings) == ("npz", FINDINGS)

@@ -15,11 +15,11 @@ import torch
 from engine.cli import parser
 from engine.cli.record import HANG_UP
 from engine.model import MoEModel
-from engine.recording import GUIDES, prompts, sglang
+from engine.recording import GUIDES, per_request, sglang
 from engine.recording import sglang as client
 from engine.recording.estimate import ESTIMATES, estimate
 from engine.recording.guide import as_markdown
-from engine.recording.prompts import read_prompts
+from engine.recording.per_request import read_prompts
 from engine.recording.server import Server
 from engine.units import size
 from tests.cases.files import refused, saver
@@ -182,7 +182,7 @@ def test_prompts_as_lines_and_as_json_lines_and_files_that_hold_none(tmp_path, m
     refused(tmp_path / "none.txt", "no such file", read=read_prompts)
     refused(saved(tmp_path, " \n"), "has no prompt", read=read_prompts)
     refused(saved(tmp_path, b"\xff\xfe"), "not UTF-8", read=read_prompts)
-    monkeypatch.setattr(prompts, "MAX_FILE_BYTES", 1)
+    monkeypatch.setattr(per_request, "MAX_FILE_BYTES", 1)
     refused(tmp_path / "p.txt", "larger than", read=read_prompts)
 
 

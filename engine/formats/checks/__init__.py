@@ -12,13 +12,10 @@ from engine.formats.checks.copies import (
     limited_groups,
 )
 from engine.formats.checks.layers import check_layers, check_numbering, ranks_not_counted
-from engine.formats.checks.padding_rows import check_padding_rows
-from engine.formats.checks.profile_rows import check_phases, check_profile_rows, check_ranks
+from engine.formats.checks.profile_rows import check_padding_rows, check_phases, check_profile_rows, check_ranks
 from engine.formats.checks.totals import check_slots, check_totals, check_traffic, of_one_rank
 from engine.model import MoEModel
 from engine.workload import Finding, RoutingTrace, TrafficMatrix, Workload
-
-__all__ = ["check_recording", "limited_groups"]
 
 # The first is left out where layers may count other numbers.
 _OF_LOADS = (check_totals, check_layers, check_load_copies)
@@ -33,11 +30,12 @@ def check_recording(workload: Workload, model: MoEModel | None = None) -> list[F
 
     model: the model that was recorded; without it slot ids and the numbering of layers cannot be checked
     """
+    slots = model is not None and not isinstance(workload, TrafficMatrix) and workload.num_experts > model.experts
     if isinstance(workload, TrafficMatrix):
         found = check_traffic(workload)
     elif isinstance(workload, RoutingTrace) and (outside := ids_outside(workload)):
         found = [outside]
-    elif part := of_one_rank(workload, model) or ranks_not_counted(workload.load):
+    elif part := of_one_rank(workload, model) or (not slots and ranks_not_counted(workload.load)):
         found = [part]
     else:
         own = _OF_TOKENS if isinstance(workload, RoutingTrace) else _OF_LOADS[has_no_computation(workload, model) :]

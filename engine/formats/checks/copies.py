@@ -18,6 +18,10 @@ FEWEST_TOKENS = 64
 """Tokens of a block; shorter ones may be alike by chance."""
 FEWEST_COUNTS = 32
 """Different counts that must have a factor in common before it means something: 2; fewer have to have a larger one."""
+NEARLY_ALL, MOST_COUNTED = 0.98, 1 << 23
+"""Share of the tokens that must come in copies, as a recording may begin or end between two, and tokens that are counted."""
+TOKENS_AT_ONCE = 1 << 14
+"""Tokens whose choices are multiplied at once."""
 FEWEST_CHOICES = 12
 """Choices of a token that are not all without computation by chance."""
 MOST_COPIES = 64
@@ -86,19 +90,57 @@ def blocks_in_turn(trace: RoutingTrace) -> int:
     return 1
 
 
+def rows_of(trace: RoutingTrace, tokens: np.ndarray) -> np.ndarray:
+    """A number for each of these tokens, equal for those with the same choices in all layers: uint64[token]."""
+    factors = np.random.default_rng(0).integers(2**64, size=trace.layers * trace.k, dtype=np.uint64) | np.uint64(1)
+    row = np.empty(len(tokens), np.uint64)
+    for start in range(0, len(tokens), TOKENS_AT_ONCE):
+        block = trace.experts[tokens[start : start + TOKENS_AT_ONCE]]
+        row[start : start + len(block)] = (block.reshape(len(block), -1).astype(np.uint64) * factors).sum(axis=1)
+    return row
+
+
+def copies_of_rows(trace: RoutingTrace) -> int:
+    """The number by which the tokens of nearly all rows divide, in whatever order they come; 1 if there is none."""
+    if not 2 * FEWEST_TOKENS <= trace.tokens <= MOST_COUNTED:
+        return 1
+    counts = np.unique(rows_of(trace, np.arange(trace.tokens)), return_counts=True)[1]
+    for copies in range(min(MOST_COPIES, int(counts.max())), 1, -1):
+        divide = counts % copies == 0
+        if np.count_nonzero(divide) >= FEWEST_TOKENS and counts[divide].sum() >= NEARLY_ALL * trace.tokens:
+            return copies
+    return 1
+
+
+def first_of_copies(trace: RoutingTrace, copies: int) -> np.ndarray:
+    """True for every token, bool[token], that is the first of so many with its row, or the first after them."""
+    row = rows_of(trace, np.arange(trace.tokens))
+    order = np.argsort(row, kind="stable")
+    begins = np.flatnonzero(np.diff(row[order], prepend=~row[order[:1]]))
+    at = np.arange(len(row)) - np.repeat(begins, np.diff(begins, append=len(row)))
+    keep = np.empty(len(row), bool)
+    keep[order] = at % copies == 0
+    return keep
+
+
 def check_token_copies(trace: RoutingTrace) -> Iterator[Finding]:
     """Findings on blocks of tokens that come several times."""
     if alike := ranks_alike(trace):
         yield _ranks(alike, "have the same tokens with the same choices")
     elif (copies := blocks_in_turn(trace)) > 1:
-        yield warning(
-            "copies",
+        text = (
             f"The recording is {copies} times the same {trace.tokens // copies:,} tokens, as {copies} ranks that "
             f"all see the same tokens record them, or the same requests sent {copies} times: every load reads "
-            f"{copies} times too high. Keep the first.",
-            rows=(trace.tokens // copies, trace.tokens),
-            remedy="drop-copies",
+            f"{copies} times too high. Keep the first."
         )
+        yield warning("copies", text, rows=(trace.tokens // copies, trace.tokens), remedy="drop-copies")
+    elif (copies := copies_of_rows(trace)) > 1:
+        text = (
+            f"Nearly every row of choices comes {copies} times or a multiple of that, one after another or pass by pass, as "
+            f"{copies} ranks that all see the same tokens record them, or the same requests sent {copies} times: every load "
+            f"reads {copies} times too high. Keep one of each {copies}."
+        )
+        yield warning("copies", text, remedy="drop-copies")
 
 
 def check_load_copies(loads: ExpertLoad) -> Iterator[Finding]:
@@ -116,10 +158,9 @@ def check_load_copies(loads: ExpertLoad) -> Iterator[Finding]:
     elif (factor := factor_of_counts(loads)) > 1:
         yield warning(
             "multiplied-counts",
-            f"All counts are multiples of {factor}, as where each of {factor} tensor- or data-parallel ranks "
-            f"adds the same tokens to a common sum, or the same requests were sent {factor} times. The shares of the experts "
-            f"are right, but every load reads {factor} times too high: divide by {factor}, unless the requests "
-            "were meant.",
+            f"All counts are multiples of {factor}, as where each of {factor} tensor- or data-parallel ranks adds the same "
+            f"tokens to a common sum, or the same requests were sent {factor} times. The shares of the experts are right, but "
+            f"every load reads {factor} times too high: divide by {factor}, unless the requests were meant.",
             remedy="divide-by-copies",
         )
 
@@ -129,9 +170,8 @@ def _ranks(alike: list[list[int]], does: str) -> Finding:
     ranks = " and ".join(str(rank) for rank in largest[:2]) + (" …" if len(largest) > 2 else "")
     return warning(
         "copies",
-        f"Ranks {ranks} {does} ({len(alike)} such groups, of up to {len(largest)} ranks), as tensor-parallel "
-        f"ranks do: loads read up to {len(largest)} times too high. Keep one copy of each, its tokens distributed over "
-        "these ranks in turn.",
+        f"Ranks {ranks} {does} ({len(alike)} such groups, of up to {len(largest)} ranks), as tensor-parallel ranks do: loads "
+        f"read up to {len(largest)} times too high. Keep one copy of each, its tokens distributed over these ranks in turn.",
         remedy="drop-copies",
     )
 
@@ -175,7 +215,7 @@ def check_choices(trace: RoutingTrace, model: MoEModel | None = None) -> Iterato
     if padded:
         yield from _of_no_expert(trace, model)
     written = np.flatnonzero(~never_written(trace))  # the others are left to `check_layers`
-    repeated = _repeats(trace)[:, written]
+    repeated = _repeats(trace)[:, written] & ~never_chosen(trace)[:, None]  # which `check_padding_rows` tells of
     if repeated.any():
         token, place = np.argwhere(repeated)[0]
         yield error(
@@ -238,6 +278,16 @@ def _repeats(trace: RoutingTrace) -> np.ndarray:
                 if (same := choice == earlier).any():
                     twice[block] |= same & (choice >= 0)
     return twice.reshape(trace.tokens, trace.layers)
+
+
+def never_chosen(trace: RoutingTrace) -> np.ndarray:
+    """True for every token, bool[token], of which all choices in all layers are expert 0, which no router makes with k > 1: a
+    row of a buffer of zeros in which nobody wrote."""
+    if trace.k == 1:
+        return np.zeros(trace.tokens, bool)
+    zero = (trace.experts[:, 0] == 0).all(axis=1)
+    zero[zero] = (trace.experts[zero] == 0).all(axis=(1, 2))
+    return zero
 
 
 def never_written(trace: RoutingTrace) -> np.ndarray:

@@ -31,13 +31,11 @@ def check_layers(workload: RoutingTrace | ExpertLoad) -> Iterator[Finding]:
     # If no layer was captured there is nothing to keep.
     remedy = DROP if 0 < len(empty) < len(load) else None
     if (silent := np.flatnonzero(total == 0)).size:
-        yield error(
-            "silent-layers",
+        text = (
             f"{name_of('layer', silent)} received no tokens at all; the recorder missed it, or it is a dense layer: "
-            "record again or drop it.",
-            layers=tuple(silent.tolist()),
-            remedy=remedy,
+            "record again or drop it."
         )
+        yield error("silent-layers", text, layers=tuple(silent.tolist()), remedy=remedy)
     unwritten = np.flatnonzero(never_written(workload)) if isinstance(workload, RoutingTrace) else silent[:0]
     if unwritten.size:
         yield error(
@@ -90,11 +88,11 @@ def ranks_not_counted(load: np.ndarray) -> Finding | None:
         for of_rank in () if experts % ranks else (counted.reshape(ranks, own), counted.reshape(own, ranks).T):
             there = of_rank.any(axis=1)
             if len(load) * own >= FEWEST_CELLS and (of_rank.all(axis=1) == there).all():
-                idle = int((~counted).sum())
+                idle, were = int((~counted).sum()), "was" if there.sum() == 1 else "were"
                 return error(
                     "ranks-not-counted",
                     f"The same {idle} of {experts} experts (first: expert {(~counted).argmax()}) have no tokens in any layer, "
-                    f"as where only {there.sum()} of {ranks} expert-parallel ranks was counted: add the counts of all ranks.",
+                    f"as where {there.sum()} of {ranks} expert-parallel ranks {were} counted: add the counts of all ranks.",
                 )
     return None
 
@@ -122,9 +120,8 @@ def check_numbering(workload: RoutingTrace | ExpertLoad, model: MoEModel | None)
     elif layers == moe + 1 or (named is not None and layers > moe and named[-1] == model.layers):
         yield warning(
             "with-mtp-layer",
-            f"The recording has {layers} MoE layers, {model.name} {moe}: the last is an MTP layer, which only "
-            "drafts tokens and is not part of the model here. Drop it; writers of plans can copy a layer's "
-            "placement for it.",
+            f"The recording has {layers} MoE layers, {model.name} {moe}: the last is an MTP layer, which only drafts tokens "
+            "and is not part of the model here. Drop it; writers of plans can copy a layer's placement for it.",
             layers=(int(written[-1]),),
             remedy="drop-mtp-layer",
         )

@@ -23,7 +23,14 @@ def check_totals(loads: ExpertLoad) -> Iterator[Finding]:
     counted = total > 0
     if not counted.any():
         return
-    usual = float(np.median(total[counted]))
+    if np.allclose(total[counted], 1, atol=1e-3) and (loads.load < 1).any():
+        yield warning(
+            "layer-totals",
+            "Every layer adds up to 1: these are shares, not counts. The share of each expert is right; the number of tokens "
+            "is not known: save the counts.",
+        )
+        return
+    usual = float(np.quantile(total[counted], 0.5, method="lower"))
     more, less = total > usual * (1 + TOLERANCE), counted & (total < usual * (1 - TOLERANCE))
     if more.any():
         worst = int(total.argmax())
@@ -92,12 +99,8 @@ def check_traffic(matrix: TrafficMatrix) -> Iterator[Finding]:
     ranks = matrix.bytes.shape[1]
     silent = silent_layers(matrix)
     if silent.size:
-        yield error(
-            "silent-layers",
-            f"{name_of('layer', silent)} moves no bytes between ranks; record it again or drop it.",
-            layers=tuple(silent.tolist()),
-            remedy=DROP if len(silent) < matrix.layers else None,
-        )
+        text = f"{name_of('layer', silent)} moves no bytes between ranks; record it again or drop it."
+        yield error("silent-layers", text, layers=tuple(silent.tolist()), remedy=DROP if len(silent) < matrix.layers else None)
     remote = _remote(matrix)
     for axis, does in ((2, "sends"), (1, "receives")):
         if (idle := np.flatnonzero(remote.sum(axis=(0, axis)) == 0)).size:

@@ -15,10 +15,6 @@ DeepSeek's own traces are called dpsk::ep and end in _ll. Of the template's numb
 GPUs (intranode.cu); the first of internode ones, the nodes (internode.cu); the largest of those for low latency, the width of
 a token (internode_ll.cu), which their other numbers never reach.
 
-DeepEP's own tests print the rate that each kernel reached for random routing: `[tuning] Best dispatch (FP8): SMs 24, NVL chunk
-4, RDMA chunk 32: … GB/s (RDMA), … GB/s (NVL)` and `Best combine` (test_intranode, test_internode), `[rank 0] Dispatch
-bandwidth: … GB/s, avg_t=… us | Combine …` (test_low_latency), `EP: 0/ 8 | dispatch: … GB/s (SO), …` (test_ep). None names GPUs.
-
 A name does not say how many tokens went, and no operator of PyTorch around the kernel does. Low-latency kernels with a receive
 hook are launched twice, to send and to receive; each launch counts here. Waiting for a late rank is in the durations.
 """
@@ -118,39 +114,10 @@ def refuse(path: Path) -> None:
     raise fault(path, f"is a log of DeepXTrace, whose waits are no times to plan with; {'; '.join(said)}")
 
 
-_CONFIG = re.compile(r"\[config\] (num_tokens=.*)")
-_BEST = re.compile(r"\[tuning\] (Best (?:dispatch|combine).*)")
-_LOW = re.compile(r"\[rank (\d+)\] (?:Dispatch \+ combine|Dispatch) bandwidth: ([\d.]+ GB/s.*)")
-_ELASTIC = re.compile(r"EP: +\d+/ *\d+ \| ((?:\w+ )?(?:dispatch|combine)): (.*? GB/s \(SO\).*?GB/s \(SU\), [\d.]+ us)")
-_TEST = re.compile(rb"\[tuning\] (?:Best|SMs) |\[layout\] Kernel performance|Dispatch(?: \+ combine)? bandwidth: |GB/s \(SO\)")
-
-
-def refuse_test(path: Path) -> None:
-    """Always raise InputError, which says how fast each kernel was, or that the test broke off before it knew."""
-    text = path.read_text(encoding="utf-8", errors="replace")
-    said = [found[1].strip() for found in _BEST.finditer(text)]
-    said += [f"rank {found[1]}: dispatch {found[2].strip()}" for found in _LOW.finditer(text)][-1:]
-    said += [f"{name} {rates}" for name, rates in {found[1]: found[2] for found in _ELASTIC.finditer(text)}.items()]
-    parts = [part for part in ("dispatch", "combine") if part not in " ".join(said).lower()]
-    if parts:
-        said.append(f"no result of {' and '.join(parts)}: the test broke off")
-    if config := _CONFIG.search(text):
-        said.insert(0, config[1].strip())
-    raise fault(
-        path,
-        "is the output of a test of DeepEP, whose rates are for random routing on GPUs that it does not name, so that nothing "
-        f"is timed by it ({'; '.join(said)[:600]}); choose the cost deepep, or time an all-to-all with nccl-tests",
-    )
-
-
 FORMATS = (
     Format(
         *("deepxtrace", "a log of DeepXTrace, who waited for whom", "measurements"),
-        lambda glance: glance.is_text and MARK.encode() in glance.head,
-    ),
-    Format(
-        *("deepep-test", "the output of a test of DeepEP, how fast its kernels were", "measurements"),
-        lambda glance: glance.is_text and _TEST.search(glance.head) is not None,
+        lambda glance: glance.is_text and MARK.encode() in glance.beginning,
     ),
 )
 

@@ -156,16 +156,31 @@ def usable_tests(path: Path) -> tuple[list[NcclTest], list[str]]:
     return usable, notes
 
 
+def _nodes(test: NcclTest) -> int:
+    return test.nodes or len({rank.host for rank in test.ranks})
+
+
 def read_nccl_tests(path: Path) -> MeasuredTimes:
     """The times in the text, with notes on the tests left out; raises InputError. Sizes with a time of 0 (below a byte for
     each GPU) are left out."""
     tests, notes = usable_tests(path)
+    together: dict[tuple[str, int], list[NcclTest]] = defaultdict(list)
+    for test in tests:
+        together[test.operation(path), len(test.ranks)].append(test)
+    for (operation, ranks), alike in together.items():
+        if len(spread := sorted({_nodes(test) for test in alike})) > 1:
+            raise fault(
+                path, f"tests of {operation} over {ranks} GPUs on {spread[0]} and on {spread[1]} nodes; keep one kind to a file"
+            )
+        if len(alike) > 1:
+            notes.append(f"{len(alike)} tests of {operation} over {ranks} GPUs count together, by the median of each size")
     collectives = [
-        CollectiveTimes(operation=test.operation(path), ranks=len(test.ranks), points=medians(test.rows)) for test in tests
+        CollectiveTimes(operation=operation, ranks=ranks, points=medians([row for test in alike for row in test.rows]))
+        for (operation, ranks), alike in together.items()
     ]
     names = {rank.device for test in tests for rank in test.ranks if rank.device}
     devices = ", ".join(sorted(names)) or "GPUs that are not named"
-    nodes = max(test.nodes or len({rank.host for rank in test.ranks}) for test in tests)
+    nodes = max(map(_nodes, tests))
     tool = "rccl-tests" if any(test.nodes for test in tests) else "nccl-tests"
     origin = f"{tool} on {devices}, {nodes} node{'s' if nodes > 1 else ''}"
     measured = {"name": path.stem[:80], "origin": origin[:300], "collectives": collectives}

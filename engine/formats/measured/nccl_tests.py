@@ -34,7 +34,8 @@ from pydantic import Field
 
 from engine.errors import InputError
 from engine.formats.format import Glance
-from engine.formats.source import MAX_JSON_BYTES, fault, quoted, read_json
+from engine.formats.json_lines import lines, parse_value
+from engine.formats.source import ESCAPE, MAX_JSON_BYTES, fault, quoted, read_json
 from engine.schema import Frozen
 
 OPERATIONS = {"alltoall_perf": "all_to_all", "all_reduce_perf": "all_reduce", "sendrecv_perf": "send_receive"}
@@ -42,26 +43,28 @@ OPERATIONS = {"alltoall_perf": "all_to_all", "all_reduce_perf": "all_reduce", "s
 MAX_LINE = 4096
 MAX_RANKS = 200_000
 """Limit of the lines of ranks and heads of tests in a log: those of all pairs of 300 GPUs."""
-SEARCHED_BYTES = 4 * 1024**2
-"""Part of a log that is searched for its first test: NCCL_DEBUG and launchers print before it does."""
 MIN_BUS_BANDWIDTH = 1.0
 """GB/s below which the printed bandwidths are too short to tell a collective by their ratio."""
 
-_LABEL = re.compile(r"(?:\[\d+,\d+\]<\w+>:|\d+:)\s*(?=#|\d+\s)")
-"""The label of mpirun --tag-output and srun --label before each line."""
+_TYPE = r"(?:u?int(?:8|32|64)|half|float|double|bfloat16|f8e\dm\d|fp8_e\dm\d)"
+_LINE = re.compile(rf"(?:^|(?<=[\s:>|\]]))(?:#(?:\s|$)|\d+[ \t]+\d+[ \t]+{_TYPE}[ \t])")
+"""The beginning of a line of a test, after the label that a launcher or a collector of logs put before it."""
 _START = re.compile(r"#\s*Collective test starting:\s*(?:\S*/)?(\S+)")
 _END = re.compile(r"#\s*Collective test concluded:")
 _RANK = re.compile(r"#\s*Rank\s+(\d{1,9})\s")
 _GROUP = re.compile(r"\sGroup\s+(\d{1,9})\s")
 _HEAD = re.compile(r"#\s*size\s+count\s+type\s+redop\s")
-_ROW = re.compile(r"\d+\s+\d+\s+(u?int(8|32|64)|half|float|double|bfloat16|f8e\dm\d|fp8_e\dm\d)\s")
+_ROW = re.compile(rf"\d+\s+\d+\s+{_TYPE}\s")
 
-_ROWS = re.compile(rb"^ *\d+ +\d+ +(?:u?int(?:8|32|64)|half|float|double|bfloat16|f8e\dm\d|fp8_e\dm\d) +[a-z]+ ", re.MULTILINE)
+_ROWS = re.compile(rf"\b\d+ +\d+ +{_TYPE} +[a-z]+ +-?\d".encode())
 _SWEEP = re.compile(r"#\s*nThread\s.*?minBytes (\d{1,18}) maxBytes (\d{1,18}) step: (\d{1,18})\((factor|bytes)\)")
 _REDUCED = re.compile(r"#\s*Reducing maxBytes to (\d{1,18})\s")
 _BOUNDS = re.compile(r"#\s*Out of bounds values\s*:\s*(\d{1,9})\s")
 _CLOSED = re.compile(r"#\s*(?:Out of bounds values|Avg bus bandwidth)\s*:")
-_FAILURE = re.compile(r"Test (?:[A-Z]+ )?failure(?: \S+:\d+)?|Test timeout(?: \(\d+s\))?")
+_FAILURE = re.compile(
+    r"Test (?:[A-Z]+ )?failure(?: \S+:\d+)?|Test timeout(?: \(\d+s\))?|CANCELLED AT \S+(?: DUE TO [A-Z ]+)?"
+    r"|Segmentation fault|Bus error|Out Of Memory|\bKilled\b"
+)
 _CUT = re.compile(r"failure|timeout|NCCL [A-Z]+ ")
 """Text that other processes write where a row waits for its times."""
 _RESULTS = re.compile(r",?\s*\"results\"\s*:\s*\[")
@@ -100,6 +103,7 @@ class NcclTest:
     wrong: rows left out because their data was wrong
     out_of_bounds: wrong results by its last lines
     by_row: True if rows say how much of their data was wrong
+    cut_after: rows before the first damaged one
     closed: True if its last lines are there
     failure: the words with which it died
     nodes: their number where GPUs are not named, else None
@@ -118,6 +122,7 @@ class NcclTest:
     wrong: int = 0
     out_of_bounds: int = 0
     by_row: bool = False
+    cut_after: int | None = None
     closed: bool = False
     failure: str = ""
     nodes: int | None = None
@@ -151,11 +156,11 @@ class NcclTest:
         if self.failure or have < self.asked or not (self.closed or self.asked):
             ended = "is not whole" if self.closed and not self.failure else "broke off"
             why = f" ({quoted(self.failure)})" if self.failure else ""
-            there = f"{have} of the {self.asked} sizes that it was asked for are" if self.asked else f"{have} sizes are"
-            notes.append(f"the {self.place} {ended}{why}: {there} there")
+            sizes = f"of the {self.asked} sizes that it was asked for" if self.asked else "size" + "s" * (have != 1)
+            notes.append(f"the {self.place} {ended}{why}: {have} {sizes} {'is' if have == 1 else 'are'} there")
         if self.wrong:
             rows = sum(self.seen.values())
-            notes.append(f"the {self.place}: {self.wrong} of {rows} rows are left out, as their data was wrong (#wrong)")
+            notes.append(f"the {self.place}: left out {self.wrong} of {rows} rows, as their data was wrong (#wrong)")
         elif self.out_of_bounds:
             wrong = f"{self.out_of_bounds} results were wrong in place, none out of place"
             notes.append(f"the {self.place}: {wrong}; only times out of place are used")
@@ -214,9 +219,7 @@ def is_log(glance: Glance) -> bool:
         return False
     if glance.is_json:
         return any(all(key in glance.head for key in keys) for keys in _JSON)
-    with glance.path.open("rb") as file:
-        text = file.read(SEARCHED_BYTES)
-    marked = b"out-of-place" in text or b"# Collective test starting:" in text
+    marked = b"out-of-place" in glance.beginning or b"# Collective test starting:" in glance.beginning
     return marked or b"#  Rank  0 " in glance.head or _ROWS.search(glance.head) is not None or set(glance.columns) >= _RECORD
 
 
@@ -224,6 +227,8 @@ def read_tests(path: Path) -> list[NcclTest]:
     """All tests in a log, in their order, one at least; raises InputError."""
     glance = Glance(path)
     if glance.is_json:
+        if documents := _documents(path):
+            return [_of_json(path, document, document["results"], True) for document in documents]
         document, results, whole = _parsed(path)
         return [_of_json(path, document, results, whole)] if document else _of_records(path, results, whole)
     if set(glance.columns) >= _RECORD:
@@ -238,9 +243,9 @@ def _of_text(path: Path) -> list[NcclTest]:
     stray, ranks = None, 0
     with path.open(encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, 1):
-            text = line[:MAX_LINE].strip()
-            if label := _LABEL.match(text):
-                text = text[label.end() :]
+            text = ESCAPE.sub("", line[:MAX_LINE]).strip()
+            if begins := _LINE.search(text):
+                text = text[begins.start() :]
             if text.startswith("#"):
                 ranks += _comment(tests, sweep, number, text)
                 if ranks > MAX_RANKS:
@@ -253,6 +258,9 @@ def _of_text(path: Path) -> list[NcclTest]:
                     stray = stray or number
                 elif not tests[-1].ended:
                     _row(tests[-1], number, text.split())
+    for test in tests:
+        if test.cut_after == sum(test.seen.values()) and not test.closed:
+            test.damage = None  # the last line that it wrote before it died
     if tests:
         return tests
     if stray:
@@ -340,6 +348,7 @@ def _row(test: NcclTest, number: int, cells: list[str]) -> None:
     except ValueError:
         reason = "a row needs size, count, type, redop, root and time, algbw, busbw"
         test.damage = test.damage or (reason, f"line {number}")
+        test.cut_after = test.cut_after or sum(test.seen.values())
         return
     if not 0 <= time < float("inf"):
         test.damage = test.damage or (f"the time is {quoted(after[0])}", f"line {number}")
@@ -354,6 +363,25 @@ def _count(cell: object) -> float:
         return float(cell)
     except (TypeError, ValueError):
         return 0.0
+
+
+def _documents(path: Path) -> list[dict]:
+    """The objects with results that a file has side by side, in a list, under a key or one a line; [] if none is whole."""
+    try:
+        values = [read_json(path)]
+    except InputError:
+        try:
+            values = [parse_value(path, number, line) for number, line in lines(path, MAX_JSON_BYTES)]
+        except InputError:
+            return []
+
+    def inside(value: object, depth: int) -> list[dict]:
+        if isinstance(value, dict) and isinstance(value.get("results"), list):
+            return [value] if all(isinstance(row, dict) for row in value["results"]) else []
+        parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        return [found for part in parts for found in inside(part, depth + 1)] if depth < 5 else []
+
+    return inside(values, 0)
 
 
 def _parsed(path: Path) -> tuple[dict, list, bool]:

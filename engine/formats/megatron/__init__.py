@@ -2,5 +2,3 @@
 the tokens together."""
 
 from engine.formats.megatron.trace import FORMATS
-
-__all__ = ["FORMATS"]

@@ -15,10 +15,12 @@ import numpy as np
 from engine.formats.arrays import routing_trace
 from engine.formats.format import Format
 from engine.formats.megatron.records import Records, Stages, pipeline_stages, read_records
-from engine.formats.source import Source, ok, warning
+from engine.formats.source import Source, error, ok, warning
 from engine.workload import Finding, Origin, RoutingTrace
 
 NAME = "megatron-router-trace"
+_TELLING_COPIES = 4
+"""Copies of each expert that are no accident if all experts have as many."""
 MOST_TEXT = 512 * 1024**2
 """Limit of all ranks' files in bytes: some 13 million rows of 8 choices."""
 
@@ -67,6 +69,15 @@ def read(sources: Sequence[Source]) -> RoutingTrace:
     source_rank = np.unique(batches.source[kept], return_inverse=True)[1]
     trace = routing_trace(source, experts, source_rank=np.repeat(source_rank, batches.tokens[kept]))
     findings = tuple(_findings(stages, ranks, batches, copies, recomputed))
+    if _is_padded(trace):
+        findings += (
+            error(
+                "padded-to-capacity",
+                "Every expert has as many tokens as every other in every layer: inputs were padded to a capacity "
+                "(--moe-pad-expert-input-to-capacity), and the tracer writes the padded places, under tokens that they do not "
+                "belong to. These are no router's choices; record without padding.",
+            ),
+        )
     return replace(trace, model_layers=stages.model_layers, origin=Origin(format=NAME, findings=findings))
 
 
@@ -106,10 +117,11 @@ def _micro_batches(source: Source, ranks: Sequence[Records], stages: Stages) -> 
         other |= np.isin(name, name[lacks])
     whole = ~lacks & ~other
     begun = starts[whole & (tokens[starts] > 0)]
+    unrecorded = _unrecorded(table, last, layers)
     if not len(begun):
         raise source.fault(
             "no step has all layers with the same tokens; give the files of all ranks of one run. A layer in which a capacity "
-            "factor dropped choices is not recorded: record without one"
+            f"factor dropped choices is not recorded{unrecorded}: record without one"
         )
     tokens_of = tokens[begun]
     return MicroBatches(
@@ -119,21 +131,41 @@ def _micro_batches(source: Source, ranks: Sequence[Records], stages: Stages) -> 
         experts=_gathered(ranks, table[4:6, begun[:, None] + np.arange(layers)], tokens_of),
         incomplete=int((~whole).sum()),
         why=_why(
-            {table[3, start : start + count].tobytes() for start, count in zip(starts[amid], counts[amid], strict=True)}, lacks
+            {table[3, start : start + count].tobytes() for start, count in zip(starts[amid], counts[amid], strict=True)},
+            lacks,
+            unrecorded,
         ),
     )
 
 
-def _why(layers: set[bytes], lacks: np.ndarray) -> str:
+def _unrecorded(table: np.ndarray, last: np.ndarray, layers: int) -> str:
+    """The layers of micro-batches that were not recorded before the last steps, in words; "" for none.
+
+    table: int64[7, record] as in `_micro_batches`
+    last: int64[source]; the last step of each
+    """
+    step, source, occurrence = table[:3]
+    batches = np.zeros(len(last), np.int64)
+    np.maximum.at(batches, source, occurrence + 1)
+    before = step < last[source]
+    expected = int(batches[np.unique(table[:2, before], axis=1)[1]].sum()) * layers
+    missing = expected - int(before.sum())
+    return (
+        f", here at least {missing} of {expected} layers of micro-batches ({100 * missing / expected:.0f} %)" if missing else ""
+    )
+
+
+def _why(layers: set[bytes], lacks: np.ndarray, unrecorded: str) -> str:
     """The reason for which micro-batches are incomplete, as far as their layers tell.
 
     layers: those of the micro-batches that lack one before the last step
     lacks: bool[micro-batch]; True for one that lacks a layer
+    unrecorded: number of layers that were left out, in words
     """
     if len(layers) > 1:
         return (
             "not always the same layer: the tracer leaves out a layer in which a capacity factor dropped choices "
-            "(--moe-expert-capacity-factor), so only steps without drops are left; record without one"
+            f"(--moe-expert-capacity-factor){unrecorded}, so only steps without drops are left; record without one"
         )
     if layers:
         return "always the same: layers in CUDA graphs are not recorded (--cuda-graph-impl none)"
@@ -156,6 +188,13 @@ def _gathered(ranks: Sequence[Records], origin: np.ndarray, tokens: np.ndarray) 
             into = within + np.repeat(begin[mine], tokens[mine])
             experts[into, column] = records.experts[within + np.repeat(row[mine, column], tokens[mine])]
     return experts
+
+
+def _is_padded(trace: RoutingTrace) -> bool:
+    """True if the rows are places of experts that were padded to a capacity: equally many of each, cut into rows of k in the
+    order of tokens and experts, so that rows begin amid a token's and descend. Routers' own choices are not that even."""
+    even = (trace.load == trace.load[:, :1]).all() and trace.load.min() >= _TELLING_COPIES
+    return bool(even and (np.diff(trace.experts, axis=2) <= 0).any())
 
 
 def _first_seen(batches: MicroBatches) -> tuple[np.ndarray, int, int]:

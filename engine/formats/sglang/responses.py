@@ -13,17 +13,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from engine.errors import InputError
+from engine.formats import routed_experts
 from engine.formats.arrays import routing_trace
 from engine.formats.format import Format, Glance
 from engine.formats.json_lines import lines, parse_value
-from engine.formats.routed_experts import cached_tokens, decode_int32, say_cached
 from engine.formats.sglang.dumps import moe_rows
 from engine.formats.source import MAX_FILE_BYTES, Source, without_ids
 from engine.workload import DECODE, PREFILL, Origin, RoutingTrace
 
 NAME = "sglang-routed-experts"
 KEY = "routed_experts"
-WRAPPERS = ("meta_info", "sglext", "sgl_ext", "engine_data", "disaggregated_params")
 MAX_LINE_BYTES = 32 * 1024**2
 """Limit of one answer in a file of lines: ten thousand tokens of 61 layers and 8 experts."""
 
@@ -57,13 +56,13 @@ def read_responses(sources: Sequence[Source]) -> RoutingTrace:
         raise sources[0].fault(f"is over {MAX_FILE_BYTES // 1024**2} MB with the other files; give fewer requests")
     experts, phases, cached = [], [], 0
     for source in sources:
-        for place, answer in _answers(source):
-            for routed in _routed(answer, place):
+        for place, value in _answers(source):
+            for routed in (each for answer in routed_experts.answers_in(value, _carries) for each in _routed(answer, place)):
                 if not isinstance(routed.text, str):
                     kind = "list" if isinstance(routed.text, np.ndarray) else type(routed.text).__name__
                     raise source.fault(f"{KEY} is no text in base64 but {kind}", routed.place)
                 try:
-                    ids = decode_int32(routed.text, model.layers, model.experts_per_token, str(routed.dtype))
+                    ids = routed_experts.decode_int32(routed.text, model.layers, model.experts_per_token, str(routed.dtype))
                 except InputError as error:
                     raise source.fault(f"{error} ({model.name})", routed.place) from None
                 left_out = _cached_rows(source, len(ids), routed)
@@ -81,7 +80,7 @@ def read_responses(sources: Sequence[Source]) -> RoutingTrace:
         # With one choice a token, expert 0 and nothing captured look the same.
         used |= (ids >= (0 if shapes[0][1] > 1 else 1)).any(axis=(0, 2))
     rows, findings = moe_rows(sources[0], used, model.experts)
-    findings = [*say_cached(cached, cached + sum(map(len, experts))), *findings]
+    findings = [*routed_experts.say_cached(cached, cached + sum(map(len, experts))), *findings]
     if not rows.size:
         raise sources[0].fault(f"no token has a choice in any MoE layer of {model.name}")
     sequence = np.repeat(np.arange(len(experts)), [len(ids) for ids in experts])
@@ -115,20 +114,20 @@ def _routed(answer: object, place: str) -> Iterator[Routed]:
         return
     choices = answer.get("choices") if isinstance(answer.get("choices"), list) else []
     for at, part in enumerate([answer, *choices]):
-        inside = [part.get(name) for name in WRAPPERS] if isinstance(part, dict) else []
+        inside = [part.get(name) for name in routed_experts.PARTS] if isinstance(part, dict) else []
         wrapper = next((each for each in inside if isinstance(each, dict) and each.get(KEY) is not None), None)
         if wrapper is not None:
             of_answer = answer.get("usage") if len(choices) < 2 else None
             usages = (part.get("meta_info"), part.get("usage"), of_answer)
             usage = next((usage for usage in usages if isinstance(usage, dict)), {})
-            cached = cached_tokens(*usages, wrapper, part)
+            cached = routed_experts.cached_tokens(*usages, wrapper, part)
             where = ", ".join(filter(None, (place, f"choice {at - 1}" if at else "")))
-            counts = (_count(usage, name) for name in ("prompt_tokens", "completion_tokens"))
+            counts = (routed_experts.count_of(usage, names) for names in (routed_experts.PROMPT, routed_experts.GENERATED))
             yield Routed(where, wrapper[KEY], wrapper.get("routed_experts_dtype", "int32"), *counts, cached)
 
 
-def _count(usage: dict, name: str) -> int | None:
-    return usage[name] if type(usage.get(name)) is int and usage[name] >= 0 else None
+def _carries(answer: object) -> bool:
+    return any(True for _ in _routed(answer, ""))
 
 
 def _cached_rows(source: Source, rows: int, routed: Routed) -> int:
@@ -160,8 +159,8 @@ def _phase(source: Source, rows: int, routed: Routed) -> np.ndarray | None:
 
 def _tells(glance: Glance) -> bool:
     content = glance.json if glance.json is not None else glance.record
-    answer = content[0] if isinstance(content, list) and content else content
-    if any(True for _ in _routed(answer, "")):
+    first = content[0] if isinstance(content, list) and content else content
+    if any(map(_carries, routed_experts.answers_in(first, _carries))):
         return True
     # A first line that is too long for a glance.
     return glance.is_json and b'"meta_info"' in glance.head and b'"routed_experts"' in glance.head

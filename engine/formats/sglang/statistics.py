@@ -22,7 +22,7 @@ from engine.formats.format import Format, Glance, of_one_file
 from engine.formats.number_lists import NUMBERS, array_of_lists
 from engine.formats.sglang.dumps import moe_rows
 from engine.formats.source import Source, quoted, read_json_object, warning
-from engine.formats.step_spans import sum_spans
+from engine.formats.step_spans import empty_steps, steps_of_ring, sum_spans
 from engine.workload import ExpertLoad, Finding, Origin
 
 NAME = "sglang-statistics"
@@ -49,7 +49,17 @@ def read_statistics(source: Source) -> ExpertLoad:
             raise source.fault("must be lists of numbers only, with rows that do not differ in length", "logical_count")
     if (layout := data.get("logical_count_layout")) not in (None, BY_RANK):
         raise source.fault(f"is {quoted(layout)}; only {BY_RANK!r} is known", "logical_count_layout")
-    _check_shape(source, counts, layout)
+    if counts.ndim not in ((3,) if layout else (2, 3)) or 0 in counts.shape:
+        forms = "[ranks, layers, experts]" if layout else "[layers, experts] or [steps, layers, experts]"
+        raise source.fault(f"must be {forms}, not {list(counts.shape)}", "logical_count")
+    layers, experts = counts.shape[-2:]
+    if layers > MAX_LAYERS or experts > MAX_EXPERTS or layers * experts > MAX_TABLE:
+        raise source.fault(
+            f"{layers} layers of {experts} experts are too many (at most {MAX_LAYERS} and {MAX_EXPERTS}, together {MAX_TABLE})",
+            "logical_count",
+        )
+    if layout and (len(counts) > MAX_RANKS or counts.size > MAX_SPLIT):
+        raise source.fault(f"{list(counts.shape)} are too many ranks (at most {MAX_RANKS})", "logical_count")
     axis = "rank" if layout else "step"
     check_amounts(source, counts, "a count", place_in(*(f"logical_count, {axis}", "layer", "expert")[3 - counts.ndim :]))
     findings, by_source, by_step = [], None, None
@@ -71,45 +81,20 @@ def read_statistics(source: Source) -> ExpertLoad:
     return replace(workload, origin=Origin(format=NAME, findings=(*findings, *layer_findings)))
 
 
-def _check_shape(source: Source, counts: np.ndarray, layout: str | None) -> None:
-    """Raise InputError for a table that is none, or of more layers, experts or ranks than there can be."""
-    if counts.ndim not in ((3,) if layout else (2, 3)) or 0 in counts.shape:
-        forms = "[ranks, layers, experts]" if layout else "[layers, experts] or [steps, layers, experts]"
-        raise source.fault(f"must be {forms}, not {list(counts.shape)}", "logical_count")
-    layers, experts = counts.shape[-2:]
-    if layers > MAX_LAYERS or experts > MAX_EXPERTS or layers * experts > MAX_TABLE:
-        raise source.fault(
-            f"{layers} layers of {experts} experts are too many (at most {MAX_LAYERS} and {MAX_EXPERTS}, together {MAX_TABLE})",
-            "logical_count",
-        )
-    if layout and (len(counts) > MAX_RANKS or counts.size > MAX_SPLIT):
-        raise source.fault(f"{list(counts.shape)} are too many ranks (at most {MAX_RANKS})", "logical_count")
-
-
 def _in_time(counts: np.ndarray) -> tuple[np.ndarray, list[Finding]]:
     """(the steps with tokens, int64[...], the oldest first as far as can be told, findings on their order).
 
     counts: number[step, layer, expert]
     """
-    steps = len(counts)
-    used = np.flatnonzero(counts.any(axis=(1, 2)))
-    if not used.size:
-        return np.arange(steps), []
-    if len(used) == steps:
+    steps, (order, runs) = len(counts), steps_of_ring(counts)
+    if not runs:
         message = (
             f"All {steps} steps of the buffer are filled. A buffer of a fixed size is a ring whose oldest step may be anywhere "
             "in it; only with --expert-distribution-recorder-buffer-size -1 are steps in order. Totals are right "
             "either way; what is judged over time may begin in the middle of the recording."
         )
-        return used, [warning("step-order", message)]
-    # The longest run of empty steps, around the end too, was not filled yet: the oldest step follows it.
-    following = np.roll(used, -1)
-    gap = (following - used - 1) % steps
-    order = np.roll(used, -(int(gap.argmax()) + 1))
-    idle = int(np.count_nonzero(gap)) - 1
-    message = f"{steps - len(used)} of {steps} steps of the buffer are empty and left out"
-    message += f", in {idle + 1} runs: the order of time is taken to begin after the longest." if idle else "."
-    return order, [Finding(severity="warning" if idle else "ok", code="empty-steps", message=message)]
+        return order, [warning("step-order", message)]
+    return order, [empty_steps(steps, len(order), runs)] if len(order) < steps else []
 
 
 def _tells(glance: Glance) -> bool:

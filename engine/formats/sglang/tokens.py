@@ -261,11 +261,9 @@ def _trace(source: Source, reference: Dump, passes: list[Pass], findings: list[F
     trace = routing_trace(source, experts, sequence, rank if ranks_known else None, reference.num_experts)
     if reference.logical_of_slot.shape[1] > reference.num_experts:
         findings = [*findings, *_find_moves(experts)]
+    origin = Origin(format=NAME, findings=(*findings, *layer_findings))
     return replace(
-        trace,
-        phase=np.concatenate([part.phase for part in passes]),
-        model_layers=tuple(rows.tolist()),
-        origin=Origin(format=NAME, findings=(*findings, *layer_findings)),
+        trace, phase=np.concatenate([part.phase for part in passes]), model_layers=tuple(rows.tolist()), origin=origin
     )
 
 

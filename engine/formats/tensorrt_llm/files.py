@@ -165,10 +165,8 @@ def read_counts(source: Source, ids: int | None) -> Counts:
         raise source.fault(f"layer {layer.max()} is out of range, at most {MAX_LAYERS} layers are read")
     if (faulty := (copies < 0) | (copies >= 2**53)).any():
         record, place = first(faulty)
-        raise source.fault(
-            f"a count must be at least 0, not {copies[record, place]}",
-            f"iteration {iteration[record]}, layer {layer[record]}, id {place}",
-        )
+        text = f"iteration {iteration[record]}, layer {layer[record]}, id {place}"
+        raise source.fault(f"a count must be at least 0, not {copies[record, place]}", text)
     return Counts(iteration, layer, copies)
 
 

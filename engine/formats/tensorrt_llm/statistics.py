@@ -23,7 +23,6 @@ from engine.formats.placements.plan_source import PlanSource
 from engine.formats.source import Source, error, fault, ok, quoted, warning
 from engine.formats.step_spans import split_steps
 from engine.formats.tensorrt_llm.files import (
-    Counts,
     Files,
     Meta,
     RankFile,
@@ -190,7 +189,11 @@ def add_up(files: Mapping[int, RankFile], ids: int | None) -> Sums:
         _add(by_rank[place], layer, counts.copies)
         span = span_of_iteration[np.searchsorted(iterations, counts.iteration)]
         _add(by_span.reshape(-1, ids), span * len(layers) + layer, counts.copies)
-        digests.append(_digest(counts))
+        order = np.lexsort((counts.layer, counts.iteration))
+        hasher = hashlib.blake2b(digest_size=16)
+        for part in (counts.iteration, counts.layer, counts.copies):
+            hasher.update(np.ascontiguousarray(part[order]))
+        digests.append(hasher.digest())
     sets = tuple(frozenset(file.layer.tolist()) for file in files.values())
     return Sums(layers, len(iterations), tuple(files), by_rank, by_span, sets, tuple(digests))
 
@@ -200,14 +203,6 @@ def _add(into: np.ndarray, row: np.ndarray, copies: np.ndarray) -> None:
     order = np.argsort(row, kind="stable")
     rows, starts = np.unique(row[order], return_index=True)
     into[rows] += np.add.reduceat(copies[order], starts, axis=0)
-
-
-def _digest(counts: Counts) -> bytes:
-    order = np.lexsort((counts.layer, counts.iteration))
-    hasher = hashlib.blake2b(digest_size=16)
-    for part in (counts.iteration, counts.layer, counts.copies):
-        hasher.update(np.ascontiguousarray(part[order]))
-    return hasher.digest()
 
 
 def read(sources: Sequence[Source]) -> ExpertLoad:
@@ -249,15 +244,12 @@ def read(sources: Sequence[Source]) -> ExpertLoad:
     workload = expert_load(source, load, tuple(sums.layers[layers].tolist()))
     kept = layers[load.any(axis=1)]
     parts = {"by_source": by_source, "by_step": sums.by_span / copies[:, None] if len(sums.by_span) > 1 else None}
-    return replace(
-        workload,
-        **{
-            name: _of_experts(counts[:, kept], source, sums.layers[kept], slots)
-            for name, counts in parts.items()
-            if counts is not None
-        },
-        origin=Origin(format=NAME, findings=findings),
-    )
+    folded = {
+        name: _of_experts(counts[:, kept], source, sums.layers[kept], slots)
+        for name, counts in parts.items()
+        if counts is not None
+    }
+    return replace(workload, **folded, origin=Origin(format=NAME, findings=findings))
 
 
 def _of_experts(counts: np.ndarray, source: Source, layers: np.ndarray, slots: Slots | None) -> np.ndarray:

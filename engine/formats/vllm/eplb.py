@@ -8,8 +8,8 @@
 Layers are MoE layers. Its own tools set markers of benchmark runs between the lines; lines of another type are left out.
 
 The script of vLLM-Ascend (@182b75e) that makes static placements takes expert loads as a tensor [layer, expert] of counts,
-saved by `torch.save` and nothing else with it. A window of loads, [step, layer, slot], and what Ascend gathers, [layer, rank,
-expert of the rank], are saved so too.
+saved by `torch.save` and nothing else with it. A window of loads, [step, layer, slot], and what Ascend gathers, [(step,) layer,
+rank, expert of the rank], are saved so too.
 """
 
 from collections import Counter
@@ -18,7 +18,16 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from engine.formats.arrays import MAX_LAYERS, check_amounts, expert_load, first, fold_slots, model_layers_of, place_in
+from engine.formats.arrays import (
+    MAX_LAYERS,
+    check_amounts,
+    expert_load,
+    first,
+    fold_slots,
+    model_layers_of,
+    place_in,
+    routing_trace,
+)
 from engine.formats.bare_lists import loads_of_array, loads_of_table
 from engine.formats.format import Format, Glance, of_one_file
 from engine.formats.json_lines import records
@@ -27,7 +36,7 @@ from engine.formats.source import Source, ok, quoted, warning
 from engine.formats.step_spans import StepSpans
 from engine.formats.torch_files import array_of
 from engine.formats.torch_files import load as load_torch_file
-from engine.workload import ExpertLoad, Finding, Origin
+from engine.workload import ExpertLoad, Finding, Origin, RoutingTrace
 
 NAME = "vllm-eplb-loads"
 STATS, META = "eplb_load_stats", "eplb_load_meta"
@@ -187,16 +196,19 @@ def _tells(glance: Glance) -> bool:
 LOADS = Format(NAME, "vLLM's expert loads (PR #41141)", "loads", _tells, of_one_file(read_loads))
 
 
-def read_tensor(source: Source) -> ExpertLoad:
-    """Loads from number[layer, expert], or of three axes, see `bare_lists`. Rows of zeros are dense layers and left out."""
+def read_tensor(source: Source) -> ExpertLoad | RoutingTrace:
+    """Loads from number[layer, expert], or of more axes, see `bare_lists`; else routing from int[token, layer, k]. Rows of
+    zeros are dense layers and left out."""
     counts = array_of(source.path, load_torch_file(source.path), "the tensor")
     if counts.ndim == 3 and counts.dtype.kind == "i" and counts.min(initial=0) == -1:
         raise source.fault(
             "-1 in numbers [layers, ranks, experts] is a map of experts to ranks, a placement: give it as the plan in use "
             "(--in-use), or open it on the Optimise page as what is deployed now"
         )
-    if counts.ndim == 3 and counts.dtype.kind in "iuf" and (loads := loads_of_array(source, counts, TENSOR_NAME)):
+    if counts.ndim in (3, 4) and counts.dtype.kind in "iuf" and (loads := loads_of_array(source, counts, TENSOR_NAME)):
         return loads
+    if counts.ndim == 3 and counts.dtype.kind in "iu" and 0 not in counts.shape:
+        return routing_trace(source, counts)
     if counts.ndim != 2 or counts.dtype.kind not in "iuf" or 0 in counts.shape:
         raise source.fault(f"a tensor of loads is numbers [layers, experts], not {counts.dtype} {list(counts.shape)}")
     return loads_of_table(source, counts, TENSOR_NAME)

@@ -1,7 +1,8 @@
 """Routing that was recorded request by request, as one trace; and such requests in `.npz` archives.
 
 An archive holds one request: `routed_experts` int[token, layer, k] as vLLM's offline `CompletionOutput` has it, optionally
-`prompt_token_ids`, which say how many of the tokens are of the prompt.
+`prompt_token_ids`, which say how many of the tokens are of the prompt, and `num_cached_tokens`, of which a cache held the
+first.
 """
 
 import zipfile
@@ -11,9 +12,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from engine.errors import InputError
-from engine.formats.arrays import Place, model_layers_of, routing_trace
+from engine.formats.arrays import model_layers_of, routing_trace
 from engine.formats.format import Format, Glance
 from engine.formats.numpy_files import array_names, read_member
+from engine.formats.routed_experts import CACHED, say_cached
 from engine.formats.source import MAX_UNPACKED_BYTES, Source, in_order, one_clear_line, warning, without_ids
 from engine.workload import DECODE, PREFILL, Finding, Origin, RoutingTrace
 
@@ -61,13 +63,22 @@ def trace_of_requests(requests: Iterable[Request], format: str, findings: tuple[
     source = held[0].source
     rows = np.array([len(request.experts) for request in held])
     experts = np.concatenate([request.experts for request in held])
-    trace = routing_trace(source, experts, np.repeat(np.arange(len(held)), rows), place=_place_in(held, np.cumsum(rows)))
+    ends = np.cumsum(rows)
+
+    def place(index: tuple[int, ...]) -> str:
+        number = int(np.searchsorted(ends, index[0], side="right"))
+        request = held[number]
+        row = index[0] - int(ends[number]) + len(request.experts)
+        file = "" if request.source.path == held[0].source.path else request.source.path.name
+        return ", ".join(part for part in (file, request.place, f"token {row}, layer {index[1]}") if part)
+
+    trace = routing_trace(source, experts, np.repeat(np.arange(len(held)), rows), place=place)
     if silent := sum(request.prompt_rows is None for request in held):
         phase, which = None, "None" if silent == len(held) else f"{len(held) - silent} alone"
         unknown = warning(
             "phase-unknown",
-            f"{which} of {len(held)} requests says how long its prompt is, so prefill and decode cannot be told apart; keep "
-            "the answers' usage, or prompt_token_ids, when recording.",
+            f"{which} of {len(held)} requests says how long its prompt is, in counts that its rows fit, so prefill and decode "
+            "cannot be told apart; keep the answers' usage, or prompt_token_ids, when recording.",
         )
         findings = (*findings, unknown)
     else:
@@ -82,37 +93,38 @@ def trace_of_requests(requests: Iterable[Request], format: str, findings: tuple[
     return replace(trace, phase=phase, origin=origin)
 
 
-def _place_in(requests: list[Request], ends: np.ndarray) -> Place:
-    """Places in the file and answer of each request. ends: int64[request]; the token after its last"""
-
-    def place(index: tuple[int, ...]) -> str:
-        number = int(np.searchsorted(ends, index[0], side="right"))
-        request = requests[number]
-        row = index[0] - int(ends[number]) + len(request.experts)
-        file = "" if request.source.path == requests[0].source.path else request.source.path.name
-        return ", ".join(part for part in (file, request.place, f"token {row}, layer {index[1]}") if part)
-
-    return place
-
-
 def _sizes(request: Request) -> str:
     return f"{request.experts.shape[1]} layers and k = {request.experts.shape[2]}"
 
 
-def _request(source: Source) -> Request:
+def _request(source: Source) -> tuple[Request, int]:
+    """(the request in an archive without the rows that a cache held, their number)"""
     with one_clear_line(source.path), zipfile.ZipFile(source.path) as archive:
-        names, prompt = array_names(source.path, archive), None
-        experts = read_member(source.path, archive, _EXPERTS)
-        if _PROMPT in names:
+        names = array_names(source.path, archive)
+
+        def size_of(name: str, number: bool) -> int | None:
             try:
-                prompt = read_member(source.path, archive, _PROMPT).size
-            except InputError:  # texts or objects; the prompt alone is not worth refusing the request
-                prompt = None
-    return Request(experts[:, :, None] if experts.ndim == 2 else experts, prompt, source)
+                array = read_member(source.path, archive, name) if name in names else None
+            except InputError:  # texts or objects; they alone are not worth refusing the request
+                return None
+            if array is None or not number:
+                return None if array is None else array.size
+            return int(array.reshape(-1)[0]) if array.size == 1 and array.dtype.kind in "iu" else None
+
+        experts, prompt = read_member(source.path, archive, _EXPERTS), size_of(_PROMPT, False)
+        held = next((held for name in CACHED if (held := size_of(name, True)) is not None), 0)
+    experts = experts[:, :, None] if experts.ndim == 2 else experts
+    rows = len(experts) if experts.ndim == 3 else 0
+    cached = max(min(held, rows - 1 if prompt is None else prompt, rows), 0)
+    return Request(experts[cached:], None if prompt is None else prompt - cached, source), cached
 
 
 def _read(sources: Sequence[Source]) -> RoutingTrace:
-    return trace_of_requests(map(_request, in_order(sources)), NAME)
+    read = [_request(source) for source in in_order(sources)]
+    kept, cached = [request for request, held in read if len(request.experts) or not held], sum(held for _, held in read)
+    if not kept:
+        raise sources[0].fault("all rows are of prefixes that a cache held (num_cached_tokens)")
+    return trace_of_requests(kept, NAME, say_cached(cached, cached + sum(len(request.experts) for request in kept)))
 
 
 def _tells(glance: Glance) -> bool:

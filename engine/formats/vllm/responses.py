@@ -30,7 +30,17 @@ from engine.formats.arrays import MAX_K, MAX_LAYERS
 from engine.formats.format import MAX_LINE_BYTES, Format, Glance
 from engine.formats.json_lines import lines, parse, parse_value
 from engine.formats.number_lists import array_of_lists
-from engine.formats.routed_experts import cached_tokens, decode_int32, decode_lists, decode_npy, say_cached
+from engine.formats.routed_experts import (
+    GENERATED,
+    PROMPT,
+    answers_in,
+    cached_tokens,
+    count_of,
+    decode_int32,
+    decode_lists,
+    decode_npy,
+    say_cached,
+)
 from engine.formats.source import MAX_FILE_BYTES, MAX_JSON_BYTES, Source, in_order, quoted, read_json, without_ids
 from engine.formats.vllm.requests import Request, trace_of_requests
 from engine.model import MoEModel
@@ -297,7 +307,9 @@ def _rows_of_prompt(answer: Answer, rows: int, tally: Tally) -> int | None:
     if answer.generated is None:
         return answer.prompt if answer.prompt <= rows else None
     missing = max(answer.prompt + answer.generated - 1 - rows, 0)
-    tally.cut += missing > 0
+    tally.cut += missing > answer.cached
+    if rows > answer.prompt + answer.generated:
+        return None  # counts of other rows, as where a usage leaves out what a cache held
     return min(max(answer.prompt - missing, 0), rows)
 
 
@@ -323,7 +335,7 @@ def read_responses(sources: Sequence[Source]) -> RoutingTrace:
 def _requests(source: Source, tally: Tally) -> Iterator[Request]:
     """The routing of every choice in a file, whole answers first, then those of streams."""
     streamed: dict[str, dict[int, Answer]] = defaultdict(dict)
-    for place, record, is_event in _records(source):
+    for place, record, is_event in _answers(source):
         choices = _choices(record)
         if is_event or any("delta" in choice for choice in choices) or str(record.get("object")).endswith(".chunk"):
             _take(record, choices, streamed[str(record.get("id", record.get("request_id")))], source, place)
@@ -350,8 +362,8 @@ def _take(record: dict, choices: list[dict], answers: dict[int, Answer], source:
     for position, answer in enumerate(answers.values()):
         answer.prompt = _length(record.get("prompt_token_ids")) or answer.prompt
         answer.usage = (
-            _count(usage.get("prompt_tokens")) or answer.usage[0],
-            _count(usage.get("completion_tokens")) or answer.usage[1],
+            count_of(usage, PROMPT) or answer.usage[0],
+            count_of(usage, GENERATED) or answer.usage[1],
             cached_tokens(record, usage) or answer.usage[2],
         )
         answer.keeps_prompt_apart |= "prompt_routed_experts" in record
@@ -379,8 +391,11 @@ def _length(value: object) -> int:
     return len(value) if isinstance(value, list) else 0
 
 
-def _count(value: object) -> int | None:
-    return value if _is_count(value) else None
+def _answers(source: Source) -> Iterator[tuple[str, dict, bool]]:
+    """As `_records`, the answers alone that logs of requests and batches keep in their records."""
+    for place, record, is_event in _records(source):
+        inside = [record] if is_event else [each for each in answers_in(record, _carries) if isinstance(each, dict)]
+        yield from ((place, answer, is_event) for answer in inside or [record])
 
 
 def _records(source: Source) -> Iterator[tuple[str, dict, bool]]:
@@ -417,7 +432,8 @@ def _tells(glance: Glance) -> bool:
     if _is_cut(glance.first_line) and glance.first_line.startswith("{"):
         return '"routed_experts"' in glance.first_line
     content = glance.record or glance.json
-    return _carries(content[0] if isinstance(content, list) and content else content)
+    first = content[0] if isinstance(content, list) and content else content
+    return any(map(_carries, answers_in(first, _carries)))
 
 
 def _carries(record: object) -> bool:

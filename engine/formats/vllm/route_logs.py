@@ -65,11 +65,8 @@ def read_routes(sources: Sequence[Source]) -> RoutingTrace:
     said = (Glance(source.path).record.get("num_experts") for source in sources)  # in the first line of one
     recorded = next((number for number in said if type(number) is int and 1 <= number <= MAX_EXPERTS), None)
     trace = routing_trace(sources[0], experts, recorded_experts=recorded)
-    return replace(
-        trace,
-        model_layers=model_layers_named(sources[0], [layer.number for layer in ordered]),
-        origin=Origin(format=NAME, findings=tuple(_findings(ordered))),
-    )
+    model_layers = model_layers_named(sources[0], [layer.number for layer in ordered])
+    return replace(trace, model_layers=model_layers, origin=Origin(format=NAME, findings=tuple(_findings(ordered))))
 
 
 def _layers(source: Source) -> Iterator[_Layer]:
@@ -104,10 +101,8 @@ def _choices(source: Source, table: pa.Table, row_of_line: np.ndarray) -> np.nda
     odd = lengths != k
     if odd.any() or not 1 <= k <= MAX_K:
         row = int(odd.argmax())
-        raise source.fault(
-            f"'topk_ids' has {lengths[row]} experts, the first line {k}; every token has as many, 1 … {MAX_K}",
-            line_of_row(source.path, int(row_of_line[row])),
-        )
+        text = f"'topk_ids' has {lengths[row]} experts, the first line {k}; every token has as many, 1 … {MAX_K}"
+        raise source.fault(text, line_of_row(source.path, int(row_of_line[row])))
     said = Glance(source.path).record.get("top_k")
     if isinstance(said, int) and said != k:
         raise source.fault(f"'topk_ids' has {k} experts, but the first line says top_k is {said}")
