@@ -138,10 +138,9 @@ def panel(problem: Problem, first_choice: bool) -> None:
     st.subheader("How many tokens are enough, and does it hold elsewhere?", anchor=False)
     gpus, experts = len(problem.cluster.gpus), problem.workload.num_experts
     st.caption(
-        "Plans are made from one half of a recording and scored on the other: every second sequence is held out, or the "
-        "later half of the tokens where no sequences are recorded. Samples take whole sequences in random order, the "
-        "last one cut to size, or single tokens (ExFlow §V-G, §V-H). All hops cost the same; nodes are "
-        "ignored."
+        "Plans are made from one half of a recording and scored on the other: every second sequence is held out, or the later "
+        "half of the tokens where no sequences are recorded. Samples take whole sequences in random order, the last one cut to "
+        "size, or single tokens (ExFlow §V-G, §V-H). All hops cost the same; nodes are ignored."
     )
     if experts % gpus:
         st.info(
@@ -223,10 +222,8 @@ def _watch(job: runner.Job, wanted: dict[str, Any]) -> None:
         widgets.job_row(job)
         about = {name: job.request.arguments.get(name) for name in wanted}
         if about != wanted:
-            st.info(
-                "This study is for another recording, number of GPUs or choice of hops: run it again for what is open.",
-                icon=":material/info:",
-            )
+            text = "This study is for another recording, number of GPUs or choice of hops: run it again for what is open."
+            st.info(text, icon=":material/info:")
         else:
             with failing.saying():
                 if answer := cached.result_of(job):

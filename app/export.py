@@ -172,9 +172,9 @@ def show(plan: Plan, problem: Problem, key: str) -> None:
         if not box.open:
             return
         with st.container(horizontal=True, vertical_alignment="bottom"):
-            taker = kept.selectbox(
-                "Engine", TAKERS, format_func=lambda taker: taker.title, key=f"{key}-export-engine", width=WIDTH
-            )
+            fixed = plan.travel is not None and plan.travel.replicas == "fixed"
+            usual = next(place for place, taker in enumerate(TAKERS) if taker.target == ("vllm-ascend" if fixed else "sglang"))
+            taker = kept.selectbox("Engine", TAKERS, usual, lambda taker: taker.title, key=f"{key}-export-engine", width=WIDTH)
             mtp = taker.target == "trtllm" and kept.checkbox(
                 "With a layer for MTP",
                 key=f"{key}-export-mtp",

@@ -27,21 +27,6 @@ from engine.workload import RoutingTrace, TrafficMatrix, Workload
 
 MOST_WORKLOADS = 64
 """Most recordings in one file: every one of them is read, kept and listed."""
-ORDER = (
-    "routing",
-    "loads",
-    "traffic",
-    "model",
-    "topology",
-    "pairs",
-    "cluster",
-    "measurements",
-    "profile",
-    "step",
-    "graph",
-    "plan",
-)
-"""A model must fit the recording that is open, and a plan its model and cluster, so that all of them can be dropped at once."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +74,8 @@ def _received(paths: Sequence[Path], is_new: Sequence[bool], scratch: Path, gpu_
         upload_of |= {file: place for part in inside for file in part.paths}
     known, before = Known(_model_among(parts), gpu_type), set(state.session.workloads)
     last_recording = None
-    for part in sorted(formats.joined(parts, known.model), key=lambda part: ORDER.index(part.format.kind)):
+    order = list(_OPEN)
+    for part in sorted(formats.joined(parts, known.model), key=lambda part: order.index(part.format.kind)):
         places = dict.fromkeys(upload_of[file] for file in part.paths)
         if not any(is_new[place] for place in places):
             continue
@@ -168,12 +154,10 @@ def _read(part: formats.Part, member: str | None, model: MoEModel | None) -> Wor
 def _model(part: formats.Part, _: Known) -> str:
     (path,) = part.paths
     model, workload = formats.read_model(path), cached.workload()
-    # A serving step assumes balanced routing if the recording is of another model.
-    if workload is not None and not isinstance(workload, TrafficMatrix) and state.serving() is None:
-        try:
-            model.check_recording(workload.layers, workload.num_experts, workload.k, workload.name)
-        except InputError as error:
-            raise InputError(f"{path.name}: {error}; the open model stays (open the model's recording first)") from None
+    # A serving step assumes balanced routing if the recording is of another model; the first model always opens.
+    checked = workload is not None and not isinstance(workload, TrafficMatrix) and state.serving() is None
+    if state.session.model and checked and (fault := cached.model_fault(workload, model)):
+        raise InputError(f"{path.name}: {fault}; the open model stays (open the model's recording first)")
     state.change(model=model)
     if part.format.name == "huggingface":
         state.remember_config(model, store.save_config(path))
@@ -259,7 +243,8 @@ def _plan(part: formats.Part, _: Known) -> str:
 
 def plan_of(deployed: Deployed, name: str) -> Plan:
     """A placement of a serving engine, which sends all at once, as a plan."""
-    return plan_of_placement(deployed.placement, name, travel=state.session.travel)
+    travel, cluster = state.session.travel, state.session.cluster
+    return plan_of_placement(deployed.placement, name, travel=travel and cluster and travel.on_nodes(cluster.node_sizes))
 
 
 _OPEN: dict[formats.Kind, Callable[[formats.Part, Known], str]] = {
@@ -267,15 +252,17 @@ _OPEN: dict[formats.Kind, Callable[[formats.Part, Known], str]] = {
     "loads": _recording,
     "traffic": _recording,
     "model": _model,
-    "cluster": _cluster,
     "topology": _topology,
     "pairs": _pairs,
+    "cluster": _cluster,
     "measurements": _costs,
     "profile": _costs,
     "step": _step,
     "graph": _graph,
     "plan": _plan,
 }
+"""By kind, in the order in which dropped files are opened: a model must fit the recording that is open, and a plan its model
+and cluster, so that all of them can be dropped at once."""
 
 
 def show(key: str, label: str, help: str, gpu_type: str | None = None, tells: bool = True) -> None:

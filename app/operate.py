@@ -82,14 +82,13 @@ def uses_as_text(uses: list[health.Use]) -> pd.DataFrame:
     """One row for each kind, in one unit."""
     factor, unit = units.scale_of(max((use.bytes for use in uses), default=0), units.SIZE)
     whole = sum(use.bytes for use in uses) or 1
-    return pd.DataFrame(
-        {
-            "What": [use.kind for use in uses],
-            "Files": [f"{use.files:,}" for use in uses],
-            f"Size, {unit}": [_size(use.bytes / factor) for use in uses],
-            "Share": [100 * use.bytes / whole for use in uses],
-        }
-    )
+    columns = {
+        "What": [use.kind for use in uses],
+        "Files": [f"{use.files:,}" for use in uses],
+        f"Size, {unit}": [_size(use.bytes / factor) for use in uses],
+        "Share": [100 * use.bytes / whole for use in uses],
+    }
+    return pd.DataFrame(columns)
 
 
 def _size(value: float) -> str:
@@ -102,33 +101,30 @@ def jobs_as_text(ended: list[runner.Job]) -> pd.DataFrame:
     rows = []
     for job in ended:
         with contextlib.suppress(InputError, OSError, ValueError):
-            rows.append(
-                {
-                    "Started": widgets.describe_time(job.started),
-                    "Kind": job.request.kind,
-                    "State": job.state.value,
-                    "Took": units.seconds(job.elapsed),
-                    "Why": job.error or "",
-                }
-            )
+            row = {
+                "Started": widgets.describe_time(job.started),
+                "Kind": job.request.kind,
+                "State": job.state.value,
+                "Took": units.seconds(job.elapsed),
+                "Why": job.error or "",
+            }
+            rows.append(row)
     return pd.DataFrame(rows, columns=["Started", "Kind", "State", "Took", "Why"])
 
 
 def visitors_as_text(present: list[Visitor]) -> pd.DataFrame:
     """One row for each visitor; a name without a login is marked as typed."""
-    return pd.DataFrame(
-        {
-            "Who": [
-                visitor.person.name + ("" if visitor.person.known or not visitor.person.name else " (typed)")
-                for visitor in present
-            ],
-            "Role": [visitor.person.role for visitor in present],
-            "From": ["this machine" if visitor.local else "elsewhere" for visitor in present],
-            "Page": [visitor.page for visitor in present],
-            "Here since": [widgets.describe_time(visitor.since) for visitor in present],
-            "Last active": [widgets.describe_time(visitor.seen) for visitor in present],
-        }
-    )
+    columns = {
+        "Who": [
+            visitor.person.name + ("" if visitor.person.known or not visitor.person.name else " (typed)") for visitor in present
+        ],
+        "Role": [visitor.person.role for visitor in present],
+        "From": ["this machine" if visitor.local else "elsewhere" for visitor in present],
+        "Page": [visitor.page for visitor in present],
+        "Here since": [widgets.describe_time(visitor.since) for visitor in present],
+        "Last active": [widgets.describe_time(visitor.seen) for visitor in present],
+    }
+    return pd.DataFrame(columns)
 
 
 def going_as_text(cleaning: Cleaning) -> pd.DataFrame:
@@ -138,11 +134,10 @@ def going_as_text(cleaning: Cleaning) -> pd.DataFrame:
         for kind, parts in ((kind, list(parts)) for kind, parts in groupby(cleaning.going, lambda going: going.kind))
     ]
     factor, unit = units.scale_of(max((bytes for _, _, bytes, _ in sums), default=0), units.SIZE)
-    return pd.DataFrame(
-        {
-            "What": [kind for kind, *_ in sums],
-            "Number": [f"{count:,}" for _, count, _, _ in sums],
-            f"Size, {unit}": [_size(bytes / factor) for _, _, bytes, _ in sums],
-            "Oldest used": [widgets.describe_time(used)[:10] for *_, used in sums],
-        }
-    )
+    columns = {
+        "What": [kind for kind, *_ in sums],
+        "Number": [f"{count:,}" for _, count, _, _ in sums],
+        f"Size, {unit}": [_size(bytes / factor) for _, _, bytes, _ in sums],
+        "Oldest used": [widgets.describe_time(used)[:10] for *_, used in sums],
+    }
+    return pd.DataFrame(columns)

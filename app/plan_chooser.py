@@ -20,7 +20,16 @@ def choose() -> None:
         _choose_among(candidates)
     if state.session.plan in candidates:
         _change(candidates[state.session.plan])
-    _undo()
+    if removed := state.session.removed_plans:
+        id, last = list(removed.items())[-1]
+        st.button(
+            f"Bring back {plain(last.name)}",
+            icon=":material/undo:",
+            key=f"restore-plan-{id}",
+            on_click=_restore,
+            args=(id,),
+            help=f"{len(removed)} removed; this one last." if len(removed) > 1 else None,
+        )
 
 
 def _choose_among(candidates: dict[str, cached.Candidate]) -> None:
@@ -64,14 +73,8 @@ def _change(candidate: cached.Candidate) -> None:
     """A name for the open plan, and its removal."""
     id, name = candidate.plan.id, candidate.plan.name
     key = f"name-plan-{id}-{name}"
-    st.text_input(
-        "Name",
-        name,
-        max_chars=120,
-        key=key,
-        on_change=lambda: state.name_plan(id, st.session_state[key]),
-        help="In this session. Empty: what the plan is called by itself.",
-    )
+    help = "In this session. Empty: what the plan is called by itself."
+    st.text_input("Name", name, max_chars=120, key=key, on_change=lambda: state.name_plan(id, st.session_state[key]), help=help)
     deployed = id == state.session.in_use
     st.button(
         "Remove from the list",
@@ -84,20 +87,6 @@ def _change(candidate: cached.Candidate) -> None:
         on_click=state.remove_plan,
         args=(id, name),
     )
-
-
-def _undo() -> None:
-    """The way back for the plan that was removed last."""
-    if removed := state.session.removed_plans:
-        id, last = list(removed.items())[-1]
-        st.button(
-            f"Bring back {plain(last.name)}",
-            icon=":material/undo:",
-            key=f"restore-plan-{id}",
-            on_click=_restore,
-            args=(id,),
-            help=f"{len(removed)} removed; this one last." if len(removed) > 1 else None,
-        )
 
 
 def _restore(id: str) -> None:

@@ -66,14 +66,8 @@ def _popover(name: str, icon: str, what: str, digest: str | None) -> DeltaGenera
     Another digest makes another popover, so choosing closes it.
     """
     short = name if len(name) <= LONGEST else f"{name[: LONGEST - 1].rstrip(' ,')}…"
-    return st.popover(
-        plain(short),
-        help=plain(name) if short != name else None,
-        icon=icon,
-        type="tertiary",
-        width="content",
-        key=f"open-{what}-{digest}",
-    )
+    help = plain(name) if short != name else None
+    return st.popover(plain(short), help=help, icon=icon, type="tertiary", width="content", key=f"open-{what}-{digest}")
 
 
 def _workload() -> None:
@@ -134,7 +128,7 @@ def _model() -> None:
         model_catalogue.search("strip")
         st.page_link("../pages/workload.py", label="Upload a config.json", icon=":material/upload:")
     if model:
-        st.caption(f"{model.experts} experts, top-{model.experts_per_token} · {model.dtype}")
+        st.caption(f"{model.experts} experts, top-{model.experts_per_token} · {model.numbers_in_words}")
 
 
 def _plan() -> None:

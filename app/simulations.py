@@ -19,7 +19,7 @@ from engine.parallel.pool import Pool, Question
 from engine.plan import Plan
 from engine.problem import Problem
 from engine.provenance import input_digests, simulation_digest
-from engine.serving.choice import choose_operators
+from engine.serving.aiconfigurator import choose_operators
 from engine.serving.sizes import TransformerSizes
 from engine.serving.step import OperatorSource, ServingStep
 from engine.simulate import simulate

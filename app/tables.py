@@ -150,10 +150,9 @@ def balance_cell(factors: dict[str, float]) -> str:
 def explanation(balance: Balance) -> str:
     """Meaning of the factor, all figures over layers, and its names in other engines."""
     return (
-        f"load of the fullest GPU over the mean, on average over layers (Megatron-LM). Over layers: "
-        f"{over_layers(balance.factors)}. The same as imbalance ratio {units.digits(balance.imbalance_ratio)} "
-        f"(TensorRT-LLM) and balancedness {balance.in_words}. It counts tokens: of GPUs of several types the faster ones are "
-        "meant to get more"
+        "load of the fullest GPU over the mean, on average over layers (Megatron-LM). Over layers: "
+        f"{over_layers(balance.factors)}. The same as imbalance ratio {units.digits(balance.imbalance_ratio)} (TensorRT-LLM) "
+        f"and balancedness {balance.in_words}. It counts tokens: of GPUs of several types the faster ones are meant to get more"
     )
 
 

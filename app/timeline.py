@@ -29,9 +29,8 @@ def show_bottleneck(plan: Plan, problem: Problem, gpus: Sequence[str]) -> None:
     """Charts of the waits, by GPU and by layer; nothing for a plan that takes no time. gpus: their names."""
     st.subheader("The bottleneck", anchor=False)
     st.caption(
-        "Every step of a layer ends with its slowest GPU; this is the time of the whole open plan by the GPU that the "
-        "others wait for, and by layer. A transfer counts at the end with the busier port; of several that finish together "
-        "one counts."
+        "Every step of a layer ends with its slowest GPU; this is the time of the whole open plan by the GPU that the others "
+        "wait for, and by layer. A transfer counts at the end with the busier port; of several that finish together one counts."
     )
     waits = cached.waits(plan, problem)
     if not len(waits):
@@ -67,11 +66,8 @@ def show_bounds(plan: Plan, problem: Problem, figures: Metrics) -> None:
             "might be",
         )
     if figures.bound is not None and plan.claim.scope != "order":
-        st.metric(
-            "Bound for any placement",
-            units.seconds(figures.bound),
-            help="as its optimiser claims for placements with as many slots per GPU; not computed again",
-        )
+        help = "as its optimiser claims for placements with as many slots per GPU; not computed again"
+        st.metric("Bound for any placement", units.seconds(figures.bound), help=help)
 
 
 def show_legend(plan: Plan, figures: Metrics, bundled: bool, folded: bool, chosen: bool) -> None:
@@ -229,11 +225,8 @@ def _figures(plan: Plan, problem: Problem) -> None:
             help="proven: no schedule of this placement is faster, however operators are cut, ordered and overlapped; in "
             "brackets what the step takes on top",
         )
-        st.metric(
-            step_charts.EXPOSED_TITLE,
-            f"{units.seconds(own)} · {units.share(own / total)}",
-            help="the network is busy and nothing computes, mean over the groups of alike GPUs; and its share of the step",
-        )
+        help = "the network is busy and nothing computes, mean over the groups of alike GPUs; and its share of the step"
+        st.metric(step_charts.EXPOSED_TITLE, f"{units.seconds(own)} · {units.share(own / total)}", help=help)
         st.metric("Overlap", units.share(figures.overlap), help="share of communication hidden under computation")
         st.metric(
             "GPU utilisation", units.share(figures.utilisation), help="compute time / total, mean over the groups of alike GPUs"

@@ -75,7 +75,8 @@ def show(standing: Standing, how: str, narrow: bool = False) -> None:
             _move(standing)
         st.metric(*standing.above_bounds, width="content", help=plain(standing.bound_covers))
         if standing.span in ("pass", "step"):
-            _elsewhere(standing)
+            value, _, text = worst_in_words(standing.risks)
+            st.metric("Worst other recording", value, width="content", help=plain(text))
     if standing.risks and is_loss((worst := standing.risks[0]).gain):
         st.caption(
             f":orange[:material/warning:] On {plain(worst.recording)} it is "
@@ -91,11 +92,8 @@ def _gain(standing: Standing) -> None:
     """
     if standing.is_deployed:
         st.caption("Deployed now")
-        st.markdown(
-            LARGE.format(units.ratio(1.0)),
-            width="content",
-            help="Gains are counted from here. What runs today is chosen on the Optimise page.",
-        )
+        help = "Gains are counted from here. What runs today is chosen on the Optimise page."
+        st.markdown(LARGE.format(units.ratio(1.0)), width="content", help=help)
         return
     name = plain(standing.deployed)
     st.caption(f"Gain over {plain(charts.shortened(standing.deployed, NAME))}")
@@ -116,12 +114,6 @@ def _move(standing: Standing) -> None:
         through = f"{units.seconds(move.seconds)} through the busiest port"
         text = f"{move.copies:,} expert copies go to other GPUs: {through}. This {move.pays_off}."
     st.metric("Moves", value, width="content", help=text)
-
-
-def _elsewhere(standing: Standing) -> None:
-    """The recording on which the plan gains least."""
-    value, _, text = worst_in_words(standing.risks)
-    st.metric("Worst other recording", value, width="content", help=plain(text))
 
 
 def worst_in_words(risks: tuple[Risk, ...] | None) -> tuple[str, str, str]:

@@ -107,7 +107,10 @@ def problem_or_advice() -> Problem | None:
         return cached.problem()
     except InputError as error:
         st.error(plain(str(error)), icon=":material/error:")
-        st.caption("Choose parts that fit each other in the sidebar.")
+        st.caption(
+            "Choose parts that fit each other in the sidebar. Without a recording of the model a serving step assumes balanced "
+            "routing."
+        )
         if state.session.second and st.button("Close the second model", icon=":material/close:"):
             state.change(second=None)
             st.rerun()

@@ -97,12 +97,10 @@ def show_figures(inspection: Inspection) -> None:
         if inspection.tokens is not None:
             st.metric("Tokens", f"{inspection.tokens:,}")
         st.metric("Layers × experts", f"{inspection.layers} × {inspection.experts}")
-        st.metric(
-            "Worst skew",
-            units.ratio(skew["max"]),
-            help=f"busiest expert / mean expert of a layer; over layers {units.ratio(skew['mean'])} on average, "
-            f"{over_layers(skew)}",
+        help = (
+            f"busiest expert / mean expert of a layer; over layers {units.ratio(skew['mean'])} on average, {over_layers(skew)}"
         )
+        st.metric("Worst skew", units.ratio(skew["max"]), help=help)
         if inspection.layers > 1:
             st.metric(
                 "Skew, p50 – p95",
@@ -177,32 +175,22 @@ def show_recordings() -> None:
         return
     st.subheader("Recordings of this session", anchor=False)
     rows = [_row(digest) for digest in digests]
-    tables.show(
-        rows,
-        hide_index=True,
-        width="content",
-        height=ROW_HEIGHT * (MOST_ROWS + 1) if len(rows) > MOST_ROWS else "auto",
-        column_config={
-            "Open": st.column_config.ButtonColumn(
-                "Recording",
-                width=NAME_WIDTH,
-                type="tertiary",
-                alignment="left",
-                on_click=_open_pressed,
-                args=(digests,),
-                key=OPEN,
-            ),
-            "Remove": st.column_config.ButtonColumn(
-                "",
-                width=CROSS_WIDTH,
-                type="tertiary",
-                on_click=_remove,
-                args=(digests,),
-                key=REMOVE,
-                help="Takes it out of the session",
-            ),
-        },
-    )
+    height = ROW_HEIGHT * (MOST_ROWS + 1) if len(rows) > MOST_ROWS else "auto"
+    column_config = {
+        "Open": st.column_config.ButtonColumn(
+            "Recording", width=NAME_WIDTH, type="tertiary", alignment="left", on_click=_open_pressed, args=(digests,), key=OPEN
+        ),
+        "Remove": st.column_config.ButtonColumn(
+            "",
+            width=CROSS_WIDTH,
+            type="tertiary",
+            on_click=_remove,
+            args=(digests,),
+            key=REMOVE,
+            help="Takes it out of the session",
+        ),
+    }
+    tables.show(rows, hide_index=True, width="content", height=height, column_config=column_config)
 
 
 def _row(digest: str) -> dict[str, str]:
@@ -351,8 +339,7 @@ def show_welcome() -> None:
         st.header("Plan a Mixture-of-Experts model before you deploy it", anchor=False)
         st.write(
             "Switchyard decides which experts share a GPU, which of them get copies and in what order tokens are sent, for "
-            "serving and for training. From your own routing logs, on your own cluster, with a proven bound beside each "
-            "plan."
+            "serving and for training. From your own routing logs, on your own cluster, with a proven bound beside each plan."
         )
         with st.container(horizontal=True):
             if st.button("Plan the sample", type="primary", icon=":material/play_arrow:"):

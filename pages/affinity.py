@@ -39,12 +39,9 @@ choices, said, first_choice = st.container(horizontal=True), [], True
 if trace.k > 1:
     by_id = layer_hops.sorted_choices(digest)
     with choices:
+        default = "All choices" if by_id else "First choices"
         hops = kept.segments(
-            "Hops",
-            ["First choices", "All choices"],
-            default="All choices" if by_id else "First choices",
-            key="affinity-hops",
-            label_visibility="collapsed",
+            "Hops", ["First choices", "All choices"], default=default, key="affinity-hops", label_visibility="collapsed"
         )
     said.append(
         "Hops lead from the first choice of a layer to that of the next, one per token, or from every choice to every choice, "

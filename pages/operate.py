@@ -38,13 +38,9 @@ def now() -> None:
         st.caption(f"{plain(job.request.kind)}, started {widgets.describe_time(job.started)}")
         widgets.job_row(job, runner.GRACE)
     if ended:
-        tables.show(
-            operate.jobs_as_text(ended),
-            hide_index=True,
-            height="content",
-            alt="Jobs that have ended, newest first",
-            column_config={"Why": st.column_config.TextColumn(width="large")},
-        )
+        alt = "Jobs that have ended, newest first"
+        column_config = {"Why": st.column_config.TextColumn(width="large")}
+        tables.show(operate.jobs_as_text(ended), hide_index=True, height="content", alt=alt, column_config=column_config)
     present = people.visitors()
     st.subheader(f"Here now · {len(present)}", anchor=False)
     tables.show(operate.visitors_as_text(present), hide_index=True, height="content", alt="Visitors of this studio")

@@ -107,11 +107,8 @@ with chart:
 verdict_line.say_made_for(plan, problem)
 with st.container(horizontal=True, gap="medium"):
     timeline.show_bounds(plan, problem, figures)
-    st.metric(
-        "Exposed communication",
-        units.share(figures.exposed_communication / whole),
-        help="share of the time in which the network is busy and nothing computes",
-    )
+    help = "share of the time in which the network is busy and nothing computes"
+    st.metric("Exposed communication", units.share(figures.exposed_communication / whole), help=help)
     st.metric("Overlap", units.share(figures.overlap), help="share of communication hidden under computation")
     st.metric("GPU utilisation", units.share(figures.utilisation), help="compute time / total, mean over GPUs (Aurora §8.1)")
     tables.metric(figures.balance)

@@ -4,7 +4,6 @@ Nothing here changes the session. Only simulated figures go to the data folder, 
 again. The pages call all of it as `cached.problem()`.
 """
 
-# ruff: noqa: F401  names that this package offers
 from app.cached.figures import (
     BY_CONTENT,
     BY_NAME,

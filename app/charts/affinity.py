@@ -52,29 +52,23 @@ def heatmap(
         [*np.broadcast_arrays(rows[:, None], columns), *(table[np.ix_(rows, columns)] for table in (counts, chance))]
     ).astype(np.float32)
     most, cut = _end_of_scale(value)
-    figure = go.Figure(
-        go.Heatmap(
-            z=value,
-            customdata=hover,
-            colorscale=SEQUENTIAL,
-            zmin=0,
-            zmax=most,
-            hovertemplate=f"expert %{{customdata[0]}} of layer {first} → expert %{{customdata[1]}} of layer {last}<br>"
-            f"%{{customdata[2]:,.0f}} {unit}, %{{customdata[3]:.1%}} of those of expert %{{customdata[0]}}<extra></extra>",
-            colorbar={
-                "orientation": "h",
-                "thickness": 12,
-                "len": 1,
-                "y": 1,
-                "yanchor": "bottom",
-                "ticklabelposition": "outside top",
-                "title": {
-                    "side": "top",
-                    "font": {"size": 12},
-                    "text": (f"% of the row's {unit}" if probability else unit) + cut,
-                },
-            },
-        )
+    figure = go.Figure().add_heatmap(
+        z=value,
+        customdata=hover,
+        colorscale=SEQUENTIAL,
+        zmin=0,
+        zmax=most,
+        hovertemplate=f"expert %{{customdata[0]}} of layer {first} → expert %{{customdata[1]}} of layer {last}<br>"
+        f"%{{customdata[2]:,.0f}} {unit}, %{{customdata[3]:.1%}} of those of expert %{{customdata[0]}}<extra></extra>",
+        colorbar={
+            "orientation": "h",
+            "thickness": 12,
+            "len": 1,
+            "y": 1,
+            "yanchor": "bottom",
+            "ticklabelposition": "outside top",
+            "title": {"side": "top", "font": {"size": 12}, "text": (f"% of the row's {unit}" if probability else unit) + cut},
+        },
     )
     of_rows, of_columns = gpus or (None, None)
     layout = {
@@ -184,32 +178,30 @@ def paths(counts: np.ndarray, first: int, gpu_of_expert: np.ndarray, unit: str =
     number = {node: index for index, node in enumerate(nodes)}
     columns = through.sum(axis=1)
     gpus = int(gpu_of_expert.max()) + 1
-    figure = go.Figure(
-        go.Sankey(
-            arrangement="fixed",
-            node={
-                "label": [f"{expert}" if through[at, expert] >= LABELLED_NODE * columns.max() else "" for at, expert in nodes],
-                "color": [_gpu_hue(gpu_of_expert[node], gpus) for node in nodes],
-                "customdata": [
-                    f"expert {expert} of layer {first + at}, on GPU {gpu_of_expert[at, expert]}" for at, expert in nodes
-                ],
-                "hovertemplate": "%{customdata}<extra></extra>",
-                "pad": 6,
-                "thickness": 12,
-                "line": {"width": 0},
-                "x": [0.001 + 0.998 * at / (layers - 1) for at, _ in nodes],
-                "y": _heights(nodes, through),
-            },
-            link={
-                "source": [number[pair] for pair in zip(layer, here, strict=True)],
-                "target": [number[pair] for pair in zip(layer + 1, there, strict=True)],
-                "value": value,
-                "color": np.where(stays, "rgba(0,137,123,0.55)", "rgba(138,150,148,0.30)"),
-                "customdata": [share(part) for part in value / counts.sum(axis=(1, 2))[layer]],
-                "hovertemplate": f"%{{source.customdata}} →<br>%{{target.customdata}}<br>%{{value:,.0f}} {unit}, "
-                "%{customdata} of all between these layers<extra></extra>",
-            },
-        )
+    figure = go.Figure().add_sankey(
+        arrangement="fixed",
+        node={
+            "label": [f"{expert}" if through[at, expert] >= LABELLED_NODE * columns.max() else "" for at, expert in nodes],
+            "color": [_gpu_hue(gpu_of_expert[node], gpus) for node in nodes],
+            "customdata": [
+                f"expert {expert} of layer {first + at}, on GPU {gpu_of_expert[at, expert]}" for at, expert in nodes
+            ],
+            "hovertemplate": "%{customdata}<extra></extra>",
+            "pad": 6,
+            "thickness": 12,
+            "line": {"width": 0},
+            "x": [0.001 + 0.998 * at / (layers - 1) for at, _ in nodes],
+            "y": _heights(nodes, through),
+        },
+        link={
+            "source": [number[pair] for pair in zip(layer, here, strict=True)],
+            "target": [number[pair] for pair in zip(layer + 1, there, strict=True)],
+            "value": value,
+            "color": np.where(stays, "rgba(0,137,123,0.55)", "rgba(138,150,148,0.30)"),
+            "customdata": [share(part) for part in value / counts.sum(axis=(1, 2))[layer]],
+            "hovertemplate": f"%{{source.customdata}} →<br>%{{target.customdata}}<br>%{{value:,.0f}} {unit}, "
+            "%{customdata} of all between these layers<extra></extra>",
+        },
     )
     above = {"y": 1, "yanchor": "bottom", "showarrow": False, "font": {"size": 12}}
     sides = {0: "left", layers - 1: "right"}
@@ -294,13 +286,9 @@ def kept_by_pair(kept: np.ndarray, limit: np.ndarray | None, chance: float, unit
         line={"color": NEUTRAL, "width": 1.5, "dash": "dot"},
         hoverinfo="skip",
     )
-    figure.update_xaxes(
-        title="from layer → to the next",
-        tickvals=pairs[::step],
-        ticktext=[f"{pair}→{pair + 1}" if step == 1 else str(pair) for pair in pairs[::step]],
-        tickangle=0,
-        range=[-0.5, len(kept) - 0.5],
-    )
+    ticktext = [f"{pair}→{pair + 1}" if step == 1 else str(pair) for pair in pairs[::step]]
+    range = [-0.5, len(kept) - 0.5]
+    figure.update_xaxes(title="from layer → to the next", tickvals=pairs[::step], ticktext=ticktext, tickangle=0, range=range)
     highest = np.nanmax([chance, *kept, *([] if limit is None else limit)])
     figure.update_yaxes(title=f"{unit} kept, %", range=[0, 108 * highest])
     if np.isnan(kept).all():
@@ -330,13 +318,10 @@ def tokens_enough(study: TokensEnough) -> go.Figure:
         name="one sample",
         hovertemplate="%{x:,} tokens: %{y:.2f} %<extra></extra>",
     )
+    hovertemplate = "%{x:,} tokens, mean: %{y:.2f} %<extra></extra>"
+    y = [100 * mean for mean in means.values()]
     figure.add_scatter(
-        x=list(means),
-        y=[100 * mean for mean in means.values()],
-        mode="lines",
-        line={"color": TEAL, "width": 2},
-        name="mean",
-        hovertemplate="%{x:,} tokens, mean: %{y:.2f} %<extra></extra>",
+        x=list(means), y=y, mode="lines", line={"color": TEAL, "width": 2}, name="mean", hovertemplate=hovertemplate
     )
     lines = [(study.linear, "linear blocks", "dot"), (study.limit, "at most (proven)", "dash")]
     if study.ceiling is not None:

@@ -110,9 +110,8 @@ def _draw_gpus(figure: go.Figure, grid: _Grid, cluster: Cluster) -> None:
         y=[bottom + place // GPUS_ACROSS + 0.5 for _, bottom, place in corners],
         text=[str(rank) for rank in range(len(cluster.gpus))],
         customdata=[
-            f"{plain(name)}<br>{bandwidth(gpu.send_bandwidth)} out, "
-            f"{bandwidth(gpu.receive_bandwidth)} in<br>{gpu.memory / 2**30:.3g} GiB, "
-            f"{gpu.flops_fp16 / 1e12:.3g} TFLOP/s at 16 bits"
+            f"{plain(name)}<br>{bandwidth(gpu.send_bandwidth)} out, {bandwidth(gpu.receive_bandwidth)} "
+            f"in<br>{gpu.memory / 2**30:.3g} GiB, {gpu.flops_fp16 / 1e12:.3g} TFLOP/s at 16 bits"
             for name, gpu in zip(cluster.gpu_names, cluster.gpus, strict=True)
         ],
         mode="markers+text",
@@ -127,13 +126,8 @@ def _draw_gpus(figure: go.Figure, grid: _Grid, cluster: Cluster) -> None:
         showlegend=False,
     )
     for gpu_type in dict.fromkeys(gpu.type for gpu in cluster.gpus):
-        figure.add_scatter(
-            x=[None],
-            y=[None],
-            mode="markers",
-            name=plain(gpu_type),
-            marker={"symbol": "square", "size": 12, "color": gpu_colour(gpu_type), "line": outline},
-        )
+        marker = {"symbol": "square", "size": 12, "color": gpu_colour(gpu_type), "line": outline}
+        figure.add_scatter(x=[None], y=[None], mode="markers", name=plain(gpu_type), marker=marker)
 
 
 def node_rates(cluster: Cluster) -> np.ndarray:
@@ -157,17 +151,15 @@ def link_speeds(cluster: Cluster, dark: bool) -> go.Figure:
     z = np.log10(rates)
     low, high = np.nanmin(z), np.nanmax(z)
     scale = {"z": z, "zmin": low - 0.3, "zmax": max(high, low + 0.3), "colorscale": SEQUENTIAL}
-    figure = go.Figure(
-        go.Heatmap(
-            **scale,
-            showscale=False,
-            xgap=1,
-            ygap=1,
-            customdata=[[bandwidth(rate) for rate in row] for row in rates],
-            text=[[f"{source} → {target}" for target in names] for source in names],
-            hovertemplate="%{text}<br>%{customdata}<extra></extra>",
-            hoverongaps=False,
-        )
+    figure = go.Figure().add_heatmap(
+        **scale,
+        showscale=False,
+        xgap=1,
+        ygap=1,
+        customdata=[[bandwidth(rate) for rate in row] for row in rates],
+        text=[[f"{source} → {target}" for target in names] for source in names],
+        hovertemplate="%{text}<br>%{customdata}<extra></extra>",
+        hoverongaps=False,
     )
     if len(names) <= NUMBERED_NODES:
         text = [["" if np.isnan(rate) else digits(rate * 8 / 1e9) for rate in row] for row in rates]

@@ -13,19 +13,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from app.charts.theme import (
-    KIND_COLOURS,
-    KIND_TITLES,
-    MARK,
-    NEUTRAL,
-    SMALLEST,
-    bar,
-    finish,
-    ink,
-    legend_above,
-    plain,
-    range_bar,
-)
+from app.charts import theme
 from engine.cluster import Cluster
 from engine.simulate.events import last_of_steps
 from engine.timeline import KINDS, Timeline
@@ -84,27 +72,27 @@ def gantt(
     for row, (name, events) in enumerate(parts.items(), start=1):
         x, y = _axes(row)
         bars = _bars(events, timelines[name], factor, named, second)
-        path = _path(events, factor, ink(dark)) | {"showlegend": row == 1}
+        path = _path(events, factor, theme.ink(dark)) | {"showlegend": row == 1}
         traces += [trace | {"xaxis": x, "yaxis": y} for trace in (*bars, path)]
         top = 1 - (row - 1) * (lane * lanes + TITLE) / plot
         shown, whole = seconds(events["end"].max()) if len(events) else "", seconds(timelines[name].total)
         length = shown and f" · {whole if shown == whole else f'{shown} of {whole}'}"
         left = {"x": 0, "xref": "paper", "xanchor": "left", "y": top, "yref": "paper", "yanchor": "bottom"}
-        layout["annotations"].append({"text": plain(name) + length, "showarrow": False, "font": {"size": 13}} | left)
+        layout["annotations"].append({"text": theme.plain(name) + length, "showarrow": False, "font": {"size": 13}} | left)
         if bounds and name in bounds:
-            line, at = {"dash": "dash", "width": 1.5, "color": NEUTRAL}, bounds[name] / factor
+            line, at = {"dash": "dash", "width": 1.5, "color": theme.NEUTRAL}, bounds[name] / factor
             ends = {"x0": at, "x1": at, "xref": x, "y0": 0, "y1": 1, "yref": f"{y} domain"}
             layout["shapes"].append({"type": "line", "line": line} | ends)
             # In words at the end of the plan's own row: at the line it would lie over a long name.
-            said = {"text": f"bound {seconds(bounds[name])}, dashed", "showarrow": False, "font": {"size": SMALLEST}}
+            said = {"text": f"bound {seconds(bounds[name])}, dashed", "showarrow": False, "font": {"size": theme.SMALLEST}}
             end = {"x": 1, "xref": f"{x} domain", "xanchor": "right", "y": 1, "yref": f"{y} domain", "yanchor": "bottom"}
             layout["annotations"].append(said | end)
         lane_axis = _lane_axis(timelines[name].resources[:lanes], math.ceil(LABEL / lane))
         layout[f"yaxis{row}"] = lane_axis | {"anchor": x, "domain": [max(top - lane * lanes / plot, 0), top]}
         layout[f"xaxis{row}"] = _time_axis(longest / factor, unit, plot, _axes(len(parts))[0], x) | {"anchor": y}
     height = int(above + plot + BELOW)
-    layout |= {"barmode": "overlay", "bargap": 0.1, "legend": legend_above(height)}
-    return finish(go.Figure(traces, layout), title, height, top=above)
+    layout |= {"barmode": "overlay", "bargap": 0.1, "legend": theme.legend_above(height)}
+    return theme.finish(go.Figure(traces, layout), title, height, top=above)
 
 
 def _axes(row: int) -> tuple[str, str]:
@@ -128,30 +116,32 @@ def _bars(events: pd.DataFrame, timeline: Timeline, factor: float, named: set[st
         if (model, kind) not in places:
             continue
         events_of_kind = events.iloc[places[model, kind]]
-        name = KIND_TITLES[kind] + second * model
-        traces.append(
-            {
-                "type": "bar",
-                "x": (events_of_kind["end"] - events_of_kind["start"]).to_numpy() / factor,
-                "base": events_of_kind["start"].to_numpy() / factor,
-                "y": events_of_kind["resource"].to_numpy() + _lane_shift(events_of_kind),
-                "width": 0.36,
-                "orientation": "h",
-                "marker": bar(kind, timeline.source == "simulated", hatched=model > 0),
-                "name": name,
-                "legendgroup": name,
-                "showlegend": name not in named,
-                "customdata": _hover(events_of_kind, short, second),
-                "hovertemplate": "%{customdata}<extra></extra>",
-            }
-        )
+        name = theme.KIND_TITLES[kind] + second * model
+        trace = {
+            "type": "bar",
+            "x": (events_of_kind["end"] - events_of_kind["start"]).to_numpy() / factor,
+            "base": events_of_kind["start"].to_numpy() / factor,
+            "y": events_of_kind["resource"].to_numpy() + _lane_shift(events_of_kind),
+            "width": 0.36,
+            "orientation": "h",
+            "marker": theme.bar(kind, timeline.source == "simulated", hatched=model > 0),
+            "name": name,
+            "legendgroup": name,
+            "showlegend": name not in named,
+            "customdata": _hover(events_of_kind, short, second),
+            "hovertemplate": "%{customdata}<extra></extra>",
+        }
+        traces.append(trace)
         named.add(name)
     return traces
 
 
 def _path(events: pd.DataFrame, factor: float, colour: str) -> Drawn:
     """Draw a thin line in the page's ink, a colour of no bar."""
-    path = _critical_path(events)
+    last = last_of_steps(events)
+    time = np.column_stack([last["end"] - last["seconds"], last["end"]])
+    lane = last["resource"] + _lane_shift(last)
+    path = pd.DataFrame({"time": time.ravel(), "lane": np.repeat(lane.to_numpy(), 2)})
     return {
         "type": "scatter",
         "x": path["time"].to_numpy() / factor,
@@ -179,33 +169,25 @@ def _time_axis(longest: float, unit: str, plot: float, last: str, own: str) -> D
         "spikemode": "across",
         "spikesnap": "cursor",
         "spikethickness": 1,
-        "spikecolor": NEUTRAL,
+        "spikecolor": theme.NEUTRAL,
         "spikedash": "dot",
     }
     if own != last:
         return axis | {"matches": last, "showticklabels": False}
     # A name of the axis below the range bar would be cut off: plotly leaves too little room for it.
-    return axis | {"ticksuffix": f" {unit}", "rangeslider": range_bar(span, plot)}
+    return axis | {"ticksuffix": f" {unit}", "rangeslider": theme.range_bar(span, plot)}
 
 
 def _lane_axis(names: tuple[str, ...], every: int) -> Drawn:
     """Name only every few lanes if there is no room for all; a bar's tip tells its lane."""
     return {
         "tickvals": list(range(0, len(names), every)),
-        "ticktext": [plain(name) for name in names[::every]],
-        "tickfont": {"size": SMALLEST},
+        "ticktext": [theme.plain(name) for name in names[::every]],
+        "tickfont": {"size": theme.SMALLEST},
         "range": [len(names) - 0.45, -0.55],
         "showgrid": False,
         "zeroline": False,
     }
-
-
-def _critical_path(events: pd.DataFrame) -> pd.DataFrame:
-    """Columns time, lane: in every step along the GPU that all others wait for."""
-    last = last_of_steps(events)
-    time = np.column_stack([last["end"] - last["seconds"], last["end"]])
-    lane = last["resource"] + _lane_shift(last)
-    return pd.DataFrame({"time": time.ravel(), "lane": np.repeat(lane.to_numpy(), 2)})
 
 
 def _lane_shift(events: pd.DataFrame) -> np.ndarray:
@@ -223,7 +205,8 @@ def _hover(events: pd.DataFrame, names: list[str], second: str) -> list[str]:
         elif sent:
             where = f"{where} sends {size(sent)}"
         texts.append(
-            f"{KIND_TITLES[kind]}{second * model}, layer {layer}<br>{where}<br>{seconds(end - start)}, from {seconds(start)}"
+            f"{theme.KIND_TITLES[kind]}{second * model}, layer {layer}<br>{where}<br>{seconds(end - start)}, "
+            f"from {seconds(start)}"
         )
     return texts
 
@@ -318,10 +301,10 @@ def by_gpu(waits: pd.DataFrame, names: tuple[str, ...]) -> go.Figure:
     """
     times = waits.groupby("gpu")["seconds"].sum().sort_values(ascending=False)
     worst, whole = int(times.index[0]), times.sum() or 1.0
-    title = f"{plain(names[worst])} finishes last for {share(times.iloc[0] / whole)} of the time"
+    title = f"{theme.plain(names[worst])} finishes last for {share(times.iloc[0] / whole)} of the time"
     if len(times) > MOST:
         title += f" (the {MOST} longest of {len(times)} GPUs that others wait for)"
-    shown = {int(gpu): plain(names[gpu]) for gpu in times.index[:MOST]}
+    shown = {int(gpu): theme.plain(names[gpu]) for gpu in times.index[:MOST]}
     return _wait_bars(waits, "gpu", shown, worst, title, "", legend=False)
 
 
@@ -350,29 +333,28 @@ def _wait_bars(
     for model, kind in product((0, 1), KINDS):
         if (model, kind) not in times.index:
             continue
-        name, own = KIND_TITLES[kind] + SECOND * model, times.loc[model, kind].to_numpy()
-        traces.append(
-            {
-                "type": "bar",
-                "x": own / factor,
-                "y": list(names.values()),
-                "orientation": "h",
-                "name": name,
-                "marker": {
-                    "color": KIND_COLOURS[kind],
-                    "pattern": {"shape": "/" if model else "", "size": 6, "solidity": 0.35},
-                },
-                "customdata": [seconds(time) for time in own],
-                "hovertemplate": f"%{{y}}<br>{name}<br>%{{customdata}}<extra></extra>",
-            }
-        )
+        name, own = theme.KIND_TITLES[kind] + SECOND * model, times.loc[model, kind].to_numpy()
+        trace = {
+            "type": "bar",
+            "x": own / factor,
+            "y": list(names.values()),
+            "orientation": "h",
+            "name": name,
+            "marker": {
+                "color": theme.KIND_COLOURS[kind],
+                "pattern": {"shape": "/" if model else "", "size": 6, "solidity": 0.35},
+            },
+            "customdata": [seconds(time) for time in own],
+            "hovertemplate": f"%{{y}}<br>{name}<br>%{{customdata}}<extra></extra>",
+        }
+        traces.append(trace)
     longest = {
         "x": shown.loc[shown[by] == worst, "seconds"].sum() / factor,
         "y": names[worst],
-        "text": f'<span style="color: {MARK}">◀</span> longest',
+        "text": f'<span style="color: {theme.MARK}">◀</span> longest',
         "showarrow": False,
         "xanchor": "left",
-        "font": {"size": SMALLEST},
+        "font": {"size": theme.SMALLEST},
     }
     height = 24 * len(names) + 150
     layout = {
@@ -383,4 +365,4 @@ def _wait_bars(
         "bargap": 0.25,
         "showlegend": None if legend else False,
     }
-    return finish(go.Figure(traces), title, height, top=72, legend=legend_above(height), **layout)
+    return theme.finish(go.Figure(traces), title, height, top=72, legend=theme.legend_above(height), **layout)

@@ -51,7 +51,8 @@ def against_prediction(predicted: float, measured: float) -> str:
 
 
 def by_layer(layers: Sequence[int], predicted: Sequence[float], measured: Sequence[float], dark: bool = False) -> go.Figure:
-    """Bars for each MoE layer: predicted outlined, measured solid, in seconds. Many layers stand upright, without numbers."""
+    """Bars for each MoE layer: predicted outlined, measured solid, in seconds. Many layers stand upright, predicted
+    left of measured, with their times in tips."""
     factors = {layer: after / before for layer, before, after in zip(layers, predicted, measured, strict=True) if before}
     title = "Seconds of every layer"
     if factors:
@@ -60,8 +61,13 @@ def by_layer(layers: Sequence[int], predicted: Sequence[float], measured: Sequen
     names, colours = [f"Layer {layer}" for layer in layers], [TEAL] * len(layers)
     if len(names) <= WRITTEN:
         return _with_legend(_lying(names, predicted, measured, colours, dark), title, len(names))
-    figure = _standing(layers, names, predicted, measured)
+    most = max([*predicted, *measured], default=0.0)
+    factor, unit = scale_of(most, TIME)
+    figure = go.Figure()
+    for values, look in _both(names, predicted, measured, colours):
+        figure.add_bar(x=list(layers), y=[value / factor for value in values], **look)
     figure.update_xaxes(title="MoE layer", dtick=max(1, len(layers) // 16))
+    figure.update_yaxes(title=f"time, {unit}", range=[0, most / factor * 1.05 or 1])
     return _with_legend(figure, title)
 
 
@@ -78,59 +84,35 @@ def _lying(
     most = max([*predicted, *measured], default=0.0)
     factor, unit = scale_of(most, TIME)
     figure = go.Figure()
-    for label, values, marker in _both(predicted, measured, colours):
+    for values, look in _both(names, predicted, measured, colours):
         figure.add_bar(
             x=[value / factor for value in values],
             y=list(names),
             orientation="h",
-            name=label,
-            offsetgroup=label,
-            marker=marker,
             text=[seconds(value) for value in values],
             textposition="outside",
             textfont={"size": SMALLEST, "color": MUTED[dark]},
             textangle=0,
             constraintext="none",
             cliponaxis=False,
-            customdata=_tips(names, label, values),
-            hovertemplate="%{customdata}<extra></extra>",
+            **look,
         )
     # The longest bar leaves room for its time.
     figure.update_xaxes(title=f"time, {unit}", range=[0, most / factor * 1.4 or 1])
     return figure.update_yaxes(autorange="reversed", showgrid=False, ticklabelstandoff=6)
 
 
-def _standing(places: Sequence[int], names: Sequence[str], predicted: Sequence[float], measured: Sequence[float]) -> go.Figure:
-    """Upright pairs of bars, predicted left of measured; their times are in their tips."""
-    most = max([*predicted, *measured], default=0.0)
-    factor, unit = scale_of(most, TIME)
-    figure = go.Figure()
-    for label, values, marker in _both(predicted, measured, [TEAL] * len(names)):
-        figure.add_bar(
-            x=list(places),
-            y=[value / factor for value in values],
-            name=label,
-            offsetgroup=label,
-            marker=marker,
-            customdata=_tips(names, label, values),
-            hovertemplate="%{customdata}<extra></extra>",
-        )
-    return figure.update_yaxes(title=f"time, {unit}", range=[0, most / factor * 1.05 or 1])
-
-
 def _both(
-    predicted: Sequence[float], measured: Sequence[float], colours: Sequence[str]
-) -> Iterator[tuple[str, Sequence[float], dict[str, Any]]]:
-    """Name, seconds and marker of either kind of bars: outlined and solid."""
+    names: Sequence[str], predicted: Sequence[float], measured: Sequence[float], colours: Sequence[str]
+) -> Iterator[tuple[Sequence[float], dict[str, Any]]]:
+    """Seconds and look of either kind of bars: outlined and solid, each with its time in its tip."""
     for label, values, fills in (
         ("Predicted", predicted, [faint(colour) for colour in colours]),
         ("Measured", measured, list(colours)),
     ):
-        yield label, values, {"color": fills, "line": {"color": list(colours), "width": 1.5}}
-
-
-def _tips(names: Sequence[str], label: str, values: Sequence[float]) -> list[str]:
-    return [f"{name}, {label.lower()}: {seconds(value)}" for name, value in zip(names, values, strict=True)]
+        marker = {"color": fills, "line": {"color": list(colours), "width": 1.5}}
+        texts = (f"{name}, {label.lower()}: {seconds(value)}" for name, value in zip(names, values, strict=True))
+        yield values, {"name": label, "offsetgroup": label, "marker": marker, **tips(texts)}
 
 
 def totals(names: Sequence[str], predicted: Sequence[float], passes: Sequence[Sequence[float]], title: str) -> go.Figure:
@@ -173,24 +155,13 @@ def totals(names: Sequence[str], predicted: Sequence[float], passes: Sequence[Se
         ),
     )
     for place, median, prediction in zip(places, medians, predicted, strict=True):
-        figure.add_annotation(
-            x=1,
-            xref="paper",
-            xanchor="left",
-            align="left",
-            y=place,
-            text=f" {seconds(prediction)} predicted<br> {seconds(median)} measured" if prediction else "",
-            showarrow=False,
-        )
+        text = f" {seconds(prediction)} predicted<br> {seconds(median)} measured" if prediction else ""
+        figure.add_annotation(x=1, xref="paper", xanchor="left", align="left", y=place, text=text, showarrow=False)
     longest = float(max(highs.max(), max(predicted))) / factor
     figure.update_xaxes(title=f"time of one pass, {unit}", range=[0, longest * 1.02 or 1])
-    figure.update_yaxes(
-        tickvals=places,
-        ticktext=[plain(name) for name in names],
-        range=[len(names) - 0.5, -0.5],
-        showgrid=False,
-        zeroline=False,
-    )
+    ticktext = [plain(name) for name in names]
+    range = [len(names) - 0.5, -0.5]
+    figure.update_yaxes(tickvals=places, ticktext=ticktext, range=range, showgrid=False, zeroline=False)
     height = 130 + 52 * len(names)
     layout = {"barmode": "overlay", "legend": legend_above(height), "margin": {"r": TIMES}}
     return finish(figure, title, height, top=70, **layout)

@@ -251,15 +251,10 @@ def spare_slots(points: Sequence[RedundancyPoint], advised: Knee | None, held_ou
     places = list(range(len(points)))
     fewest = points[0].slots_of_gpu
     figure = go.Figure()
+    y = [100 * bound for bound in (*(at.interval[0] for at in points), *(at.interval[1] for at in reversed(points)))]
+    x = [*places, *reversed(places)]
     figure.add_scatter(
-        x=[*places, *reversed(places)],
-        y=[100 * bound for bound in (*(at.interval[0] for at in points), *(at.interval[1] for at in reversed(points)))],
-        fill="toself",
-        fillcolor=BAND,
-        line={"width": 0},
-        mode="lines",
-        hoverinfo="skip",
-        showlegend=False,
+        x=x, y=y, fill="toself", fillcolor=BAND, line={"width": 0}, mode="lines", hoverinfo="skip", showlegend=False
     )
     figure.add_scatter(
         x=places,

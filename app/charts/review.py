@@ -79,15 +79,9 @@ def difference(ours: Placement, theirs: Placement, names: tuple[str, str], layer
     change = theirs.share - ours.share
     shown = change.mean(axis=0) if layer is None else change[layer]
     far = max(float(np.abs(shown).max()), 1e-9)
-    figure = _cells(
-        "expert",
-        shown,
-        colorscale=DIVERGING,
-        zmin=-far,
-        zmax=far,
-        colorbar={"title": "share of the<br>expert's tokens"},
-        hovertemplate="expert %{y} on GPU %{x}: %{z:+.3g} of its tokens<extra></extra>",
-    )
+    colorbar = {"title": "share of the<br>expert's tokens"}
+    hovertemplate = "expert %{y} on GPU %{x}: %{z:+.3g} of its tokens<extra></extra>"
+    figure = _cells("expert", shown, colorscale=DIVERGING, zmin=-far, zmax=far, colorbar=colorbar, hovertemplate=hovertemplate)
     fresh = (theirs.share > 0) & (ours.share == 0)
     part = fresh if layer is None else fresh[layer]
     where = "over all layers" if layer is None else f"in layer {layer}"
@@ -195,13 +189,9 @@ def gains(verdict: Verdict) -> go.Figure:
             showarrow=False,
         )
     figure.update_xaxes(title="gain over what is deployed, %", zeroline=False)
-    figure.update_yaxes(
-        tickvals=list(range(len(names) + 1)),
-        ticktext=[*map(plain, names), TOGETHER],
-        range=[len(names) + 0.6, -0.6],
-        showgrid=False,
-        zeroline=False,
-    )
+    ticktext = [*map(plain, names), TOGETHER]
+    tickvals = list(range(len(names) + 1))
+    figure.update_yaxes(tickvals=tickvals, ticktext=ticktext, range=[len(names) + 0.6, -0.6], showgrid=False, zeroline=False)
     return finish(figure, _finding(verdict), 130 + ROW * (len(names) + 1), top=62)
 
 

@@ -27,6 +27,7 @@ PARTS = (
 
 NAMED = 0.02
 """Least share of the work for a place in the legend; the tips of smaller parts name them."""
+HATCHED = {"fillmode": "overlay", "fgcolor": "#16201F", "size": 6, "solidity": 0.2}
 SAME = 0.0005
 """Gain too small to be seen."""
 
@@ -54,7 +55,7 @@ def parts(plans: dict[str, ServingFigures], dark: bool = False) -> go.Figure:
             name=title,
             showlegend=bool(max(shares) >= NAMED),
             width=stacks.BAR,
-            marker={"color": colour, "line": {"color": colour, "width": 1}, "pattern": _pattern(pattern)},
+            marker={"color": colour, "line": {"color": colour, "width": 1}, "pattern": HATCHED | {"shape": pattern}},
             **tips(
                 f"{plain(name)}<br>{title}: {seconds(value)}, {share(part)} of the work"
                 for name, value, part in zip(names, values, shares, strict=True)
@@ -67,10 +68,6 @@ def parts(plans: dict[str, ServingFigures], dark: bool = False) -> go.Figure:
         hidden = f", {seconds(served.hidden)} hidden" if served.hidden else ""
         labels.append(stacks.label(name, f"{seconds(served.seconds)}{hidden}, bound {seconds(served.bound)}"))
     return stacks.arrange(figure, _finding(plans), labels, rows, dark)
-
-
-def _pattern(shape: str) -> dict:
-    return {"shape": shape, "fillmode": "overlay", "fgcolor": "#16201F", "size": 6, "solidity": 0.2} if shape else {}
 
 
 def _draw_lines(figure: go.Figure, figures: list[ServingFigures], factor: float, colour: str) -> None:

@@ -8,22 +8,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from app.charts import stacks
-from app.charts.theme import (
-    KIND_TITLES,
-    NEUTRAL,
-    SMALLEST,
-    TEAL,
-    bar,
-    finish,
-    ink,
-    legend_above,
-    plain,
-    range_bar,
-    short,
-    strokes,
-    tips,
-)
+from app.charts import stacks, theme
 from engine.compare.figures import Metrics
 from engine.timeline import COMPUTE_KINDS, KINDS, Timeline
 from engine.units import TIME, scale_of, seconds, share, size
@@ -36,7 +21,7 @@ EXPOSED = "#DC267F"
 EXPOSED_TITLE = "Exposed communication"
 PARTS = (
     ("communication", EXPOSED_TITLE, EXPOSED, "/"),
-    ("overlapped", "Both at once", TEAL, ""),
+    ("overlapped", "Both at once", theme.TEAL, ""),
     ("computation", "Computation alone", "#E69F00", ""),
     ("idle", "Neither", "rgba(138,150,148,0.25)", ""),
 )
@@ -66,16 +51,16 @@ def decomposition(plans: dict[str, Metrics], baseline: str | None = None, dark: 
             name=title,
             width=stacks.BAR,
             marker={"color": colour, "line": {"color": colour, "width": 1}, "pattern": _hatched(pattern, colour)},
-            **tips(
-                f"{plain(name)}<br>{title}: {seconds(value)}, {share(value / (metrics.total or 1))}"
+            **theme.tips(
+                f"{theme.plain(name)}<br>{title}: {seconds(value)}, {share(value / (metrics.total or 1))}"
                 for name, metrics, value in zip(names, figures, values, strict=True)
             ),
         )
     figure.add_scatter(
-        **strokes([metrics.order_bound / factor for metrics in figures], rows + stacks.BELOW, stacks.ACROSS),
+        **theme.strokes([metrics.order_bound / factor for metrics in figures], rows + stacks.BELOW, stacks.ACROSS),
         mode="lines",
         name="Bound: any schedule",
-        line={"dash": "dash", "width": 1.5, "color": ink(dark)},
+        line={"dash": "dash", "width": 1.5, "color": theme.ink(dark)},
         hoverinfo="skip",
     )
     longest = max(metrics.total for metrics in figures) / factor
@@ -93,9 +78,9 @@ def _finding(plans: dict[str, Metrics], baseline: str | None) -> str:
     if baseline in plans and baseline != best:
         theirs = plans[baseline].decomposition["communication"]
         if theirs > own:
-            return f"{short(best)} hides {share(1 - own / theirs)} of {short(baseline)}'s exposed communication"
+            return f"{theme.short(best)} hides {share(1 - own / theirs)} of {theme.short(baseline)}'s exposed communication"
     total = plans[best].total or 1.0
-    return f"{short(best)} waits {share(own / total)} of its {seconds(plans[best].total)} for the network"
+    return f"{theme.short(best)} waits {share(own / total)} of its {seconds(plans[best].total)} for the network"
 
 
 def _hatched(shape: str, colour: str) -> dict:
@@ -210,12 +195,12 @@ def step_gantt(
     for name, part in parts.items():
         top, names = y, timelines[name].resources
         alone = len(part.lanes) == 1
-        text = f"{plain(name)} · {seconds(part.length)}" + (f" · {plain(names[part.lanes[0]])}" if alone else "")
+        text = f"{theme.plain(name)} · {seconds(part.length)}" + (f" · {theme.plain(names[part.lanes[0]])}" if alone else "")
         notes.append(_text(0, y + 0.22, text, 13, "left"))
         y += TITLE
         for lane, exposed, backward in zip(part.lanes, part.exposed, part.backward, strict=True):
             if not alone:
-                notes.append(_text(0, y + NAME / 2, plain(names[lane]), SMALLEST, "left"))
+                notes.append(_text(0, y + NAME / 2, theme.plain(names[lane]), theme.SMALLEST, "left"))
                 y += NAME
             own = part.events[part.events["resource"] == lane]
             places = _places(y)
@@ -226,25 +211,21 @@ def step_gantt(
                 begins = top + TITLE if lane == part.lanes[0] else y
                 lines.append(_upright(backward / factor, begins, y + THIN + 3 * LANE, "dot"))
                 if lane == part.lanes[0]:
-                    notes.append(_text(backward / factor, begins - 0.16, "forward | backward", SMALLEST, "center"))
+                    notes.append(_text(backward / factor, begins - 0.16, "forward | backward", theme.SMALLEST, "center"))
             y += THIN + 3 * LANE + GAP
         if bounds and name in bounds:
             at, text = bounds[name] / factor, f"bound {seconds(bounds[name])}"
             lines.append(_upright(at, top + TITLE, y - GAP, "dash"))
-            notes.append(_text(at, top + TITLE - 0.16, text, SMALLEST, "center"))
+            notes.append(_text(at, top + TITLE - 0.16, text, theme.SMALLEST, "center"))
     height = int(PIXELS * y / 0.9) + 190
     span = [0, longest / factor * 1.02 or 1]
-    figure.update_xaxes(ticksuffix=f" {unit}", range=span, rangeslider=range_bar(span, height - 190))
+    figure.update_xaxes(ticksuffix=f" {unit}", range=span, rangeslider=theme.range_bar(span, height - 190))
+    tickfont = {"size": theme.SMALLEST}
     figure.update_yaxes(
-        tickvals=list(ticks),
-        ticktext=list(ticks.values()),
-        tickfont={"size": SMALLEST},
-        range=[y, -0.05],
-        showgrid=False,
-        zeroline=False,
+        tickvals=list(ticks), ticktext=list(ticks.values()), tickfont=tickfont, range=[y, -0.05], showgrid=False, zeroline=False
     )
     drawn = {"annotations": notes, "shapes": lines}
-    return finish(figure, title, height, top=94, barmode="overlay", legend=legend_above(height), **drawn)
+    return theme.finish(figure, title, height, top=94, barmode="overlay", legend=theme.legend_above(height), **drawn)
 
 
 def _text(x: float, y: float, text: str, size: int, anchor: str) -> dict:
@@ -253,7 +234,7 @@ def _text(x: float, y: float, text: str, size: int, anchor: str) -> dict:
 
 
 def _upright(x: float, top: float, bottom: float, dash: str) -> dict:
-    line = {"dash": dash, "width": 1.5, "color": NEUTRAL}
+    line = {"dash": dash, "width": 1.5, "color": theme.NEUTRAL}
     return {"type": "line", "x0": x, "x1": x, "y0": top, "y1": bottom, "line": line}
 
 
@@ -281,7 +262,7 @@ def _draw_exposed(figure: go.Figure, exposed: np.ndarray, y: float, factor: floa
         legendgroup=EXPOSED_TITLE,
         showlegend=EXPOSED_TITLE not in seen,
         marker={"color": EXPOSED, "line": {"color": EXPOSED, "width": 1}, "pattern": _hatched("/", EXPOSED)},
-        **tips(
+        **theme.tips(
             f"{EXPOSED_TITLE}<br>{seconds(duration)}, from {seconds(start)}"
             for duration, start in zip(length, exposed[:, 0], strict=True)
         ),
@@ -302,7 +283,7 @@ def _draw_lane(
         events_of_kind = events[events["kind"] == kind]
         if not len(events_of_kind):
             continue
-        name = KIND_TITLES[kind]
+        name = theme.KIND_TITLES[kind]
         half = "compute" if kind in COMPUTE_KINDS else "all-reduce" if kind == "all_reduce" else "all-to-all"
         figure.add_bar(
             x=(events_of_kind["end"] - events_of_kind["start"]) / factor,
@@ -313,7 +294,7 @@ def _draw_lane(
             name=name,
             legendgroup=name,
             showlegend=name not in seen,
-            marker=bar(kind, predicted),
+            marker=theme.bar(kind, predicted),
             customdata=_hover(events_of_kind, exposed),
             hovertemplate="%{customdata}<extra></extra>",
         )
@@ -324,7 +305,10 @@ def _hover(events: pd.DataFrame, exposed: np.ndarray) -> list[str]:
     waited = exposed_seconds(events, exposed)
     texts = []
     for event, waiting in zip(events.itertuples(), waited, strict=True):
-        lines = [plain(event.label), KIND_TITLES[event.kind] + (f", layer {event.layer}" if event.layer >= 0 else "")]
+        lines = [
+            theme.plain(event.label),
+            theme.KIND_TITLES[event.kind] + (f", layer {event.layer}" if event.layer >= 0 else ""),
+        ]
         length = f"{seconds(event.end - event.start)}, from {seconds(event.start)}"
         if event.stream == "network":
             length = f"{size(event.bytes)} · {length}"

@@ -310,15 +310,9 @@ def popularity(load: np.ndarray, ranked: bool = True) -> go.Figure:
 def steps(load: np.ndarray) -> go.Figure:
     """Share of the token copies of a step that every expert gets, the sum of its layers. load: float64[step, expert]."""
     shares = 100 * load / np.maximum(load.sum(axis=1, keepdims=True), 1)
-    figure = go.Figure(
-        go.Heatmap(
-            z=shares,
-            colorscale=SEQUENTIAL,
-            zmin=0,
-            colorbar={"title": "copies, %"},
-            hovertemplate="step %{y}, expert %{x}: %{z:.2f} % of the copies<extra></extra>",
-        )
-    )
+    hovertemplate = "step %{y}, expert %{x}: %{z:.2f} % of the copies<extra></extra>"
+    colorbar = {"title": "copies, %"}
+    figure = go.Figure().add_heatmap(z=shares, colorscale=SEQUENTIAL, zmin=0, colorbar=colorbar, hovertemplate=hovertemplate)
     figure.update_xaxes(title="expert")
     figure.update_yaxes(title="step", autorange="reversed")
     most = ratio(float(shares.max()) * load.shape[1] / 100)

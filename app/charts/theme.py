@@ -48,6 +48,7 @@ _GPU_COLOURS = (
     ("MI300", "#AAAA00"),
     ("MI325", "#AAAA00"),
     ("MI355", "#CC99BB"),
+    ("Ascend", "#B4A7E5"),
 )
 OTHER_GPU = "#DDDDDD"
 

@@ -6,18 +6,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from app.charts.theme import (
-    DIVERGING,
-    KIND_COLOURS,
-    NEUTRAL,
-    SECOND,
-    SEQUENTIAL,
-    TEAL,
-    finish,
-    legend_above,
-    plain,
-    write_numbers,
-)
+from app.charts import theme
 from engine import units
 from engine.cluster import Cluster
 from engine.compare.trust import Prediction
@@ -25,7 +14,7 @@ from engine.costs.pair_cluster import CLOSE, PairCluster
 from engine.units import bandwidth, digits, share, signed
 
 HEIGHT = 460
-COLOURS = (TEAL, KIND_COLOURS["dispatch"], KIND_COLOURS["dense"], KIND_COLOURS["aggregate"])
+COLOURS = (theme.TEAL, theme.KIND_COLOURS["dispatch"], theme.KIND_COLOURS["dense"], theme.KIND_COLOURS["aggregate"])
 SYMBOLS = ("circle", "diamond", "square", "cross")
 OLD = "without knowing how tokens travel"
 
@@ -40,13 +29,10 @@ def predicted_measured(sections: dict[str, Sequence[Prediction]], old: Sequence[
     shown = {**sections, OLD: old}
     points = [prediction for part in shown.values() for prediction in part]
     ends = [min(point.measured for point in points), max(point.measured for point in points)]
+    x = [1e3 * end for end in ends]
+    y = [1e3 * end for end in ends]
     figure.add_scatter(
-        x=[1e3 * end for end in ends],
-        y=[1e3 * end for end in ends],
-        mode="lines",
-        name="equal",
-        line={"color": NEUTRAL, "width": 1, "dash": "dash"},
-        hoverinfo="skip",
+        x=x, y=y, mode="lines", name="equal", line={"color": theme.NEUTRAL, "width": 1, "dash": "dash"}, hoverinfo="skip"
     )
     for place, (name, part) in enumerate(shown.items()):
         figure.add_scatter(
@@ -56,7 +42,7 @@ def predicted_measured(sections: dict[str, Sequence[Prediction]], old: Sequence[
             name=name,
             marker={
                 "symbol": "x-thin-open" if name == OLD else SYMBOLS[place % len(SYMBOLS)],
-                "color": SECOND if name == OLD else COLOURS[place % len(COLOURS)],
+                "color": theme.SECOND if name == OLD else COLOURS[place % len(COLOURS)],
                 "size": 7,
             },
             text=[_hover(point) for point in part],
@@ -64,14 +50,14 @@ def predicted_measured(sections: dict[str, Sequence[Prediction]], old: Sequence[
         )
     figure.update_xaxes(type="log", title="Measured, ms", dtick=1, tickformat="~g")
     figure.update_yaxes(type="log", title="Predicted, ms", dtick=1, tickformat="~g")
-    return finish(figure, title, HEIGHT, top=64, legend=legend_above(HEIGHT))
+    return theme.finish(figure, title, HEIGHT, top=64, legend=theme.legend_above(HEIGHT))
 
 
 def _hover(point: Prediction) -> str:
     nodes = f"{point.nodes} node{'s' if point.nodes > 1 else ''}"
     return (
-        f"<b>{plain(point.of)}</b><br>{point.hardware}, {nodes}, {point.setting}<br>measured {units.seconds(point.measured)}, "
-        f"predicted {units.seconds(point.predicted)} ({point.error:+.0%})"
+        f"<b>{theme.plain(point.of)}</b><br>{point.hardware}, {nodes}, {point.setting}<br>measured "
+        f"{units.seconds(point.measured)}, predicted {units.seconds(point.predicted)} ({point.error:+.0%})"
     )
 
 
@@ -97,24 +83,24 @@ def pair_rates(pairs: PairCluster, dark: bool) -> go.Figure:
     widest = float(np.clip(np.nanmax(np.abs(pairs.difference)), CLOSE, WIDEST))
     scales = [
         *(rate_scale | {"z": np.log10(rate)} for rate in (pairs.measured, pairs.drawn)),
-        {"z": pairs.difference, "zmin": -widest, "zmax": widest, "colorscale": DIVERGING},
+        {"z": pairs.difference, "zmin": -widest, "zmax": widest, "colorscale": theme.DIVERGING},
     ]
     for column, scale in enumerate(scales, start=1):
         figure.add_trace(_matrix(pairs, scale, column), row=1, col=column)
         _mark_unmeasured(figure, pairs, column)
         _draw_nodes(figure, pairs.cluster, column)
         if len(pairs.names) <= NUMBERED_GPUS:
-            write_numbers(figure, scale, _numbers(pairs, column), dark, row=1, col=column)
+            theme.write_numbers(figure, scale, _numbers(pairs, column), dark, row=1, col=column)
     _label(figure, pairs.cluster)
     figure.update_annotations(font_size=13)
-    return finish(figure, _title(pairs), 450, top=70)
+    return theme.finish(figure, _title(pairs), 450, top=70)
 
 
 def _scale_of_rates(pairs: PairCluster) -> dict:
     """One scale for measured and drawn: the slowest is a third up the colours, so that it is not taken for an empty cell."""
     both = np.log10([pairs.measured, pairs.drawn])
     low, high = float(np.nanmin(both)), float(np.nanmax(both))
-    return {"zmin": low - max(high - low, NARROW) / 2, "zmax": max(high, low + NARROW), "colorscale": SEQUENTIAL}
+    return {"zmin": low - max(high - low, NARROW) / 2, "zmax": max(high, low + NARROW), "colorscale": theme.SEQUENTIAL}
 
 
 def _matrix(pairs: PairCluster, scale: dict, column: int) -> go.Heatmap:
@@ -122,7 +108,7 @@ def _matrix(pairs: PairCluster, scale: dict, column: int) -> go.Heatmap:
     gpus = len(pairs.names)
     values = (pairs.measured * 8e-9, pairs.drawn * 8e-9, pairs.difference * 100)[column - 1]
     unit = "%{customdata:+.4~r} %" if column == 3 else "%{customdata:,.5~r} Gb/s"
-    names = [plain(f"GPU {place} · {name}") for place, name in enumerate(pairs.names)]
+    names = [theme.plain(f"GPU {place} · {name}") for place, name in enumerate(pairs.names)]
     named = gpus <= NAMED_GPUS
     return go.Heatmap(
         **scale | {"z": scale["z"].astype(np.float32)},
@@ -160,7 +146,7 @@ def _mark_unmeasured(figure: go.Figure, pairs: PairCluster, column: int) -> None
     first, second = np.nonzero(np.isnan(pairs.measured) & ~np.eye(len(pairs.names), dtype=bool))
     if len(first) and len(pairs.names) <= CROSSED_GPUS:
         size = float(np.clip(100 / len(pairs.names), 1, 6))
-        marker = {"symbol": "x-thin", "size": size, "opacity": 0.6, "line": {"color": NEUTRAL, "width": 1}}
+        marker = {"symbol": "x-thin", "size": size, "opacity": 0.6, "line": {"color": theme.NEUTRAL, "width": 1}}
         figure.add_scatter(
             x=second, y=first, mode="markers", marker=marker, hoverinfo="skip", showlegend=False, row=1, col=column
         )
@@ -173,7 +159,7 @@ def _draw_nodes(figure: go.Figure, cluster: Cluster, column: int) -> None:
     ends = np.cumsum([len(node.gpus) for node in cluster.nodes])[:-1] - 0.5
     places = [place for end in ends for place in (end, end, None)]
     across = [-0.5, len(cluster.gpus) - 0.5, None] * len(ends)
-    line = {"color": NEUTRAL, "width": 1}
+    line = {"color": theme.NEUTRAL, "width": 1}
     figure.add_scatter(
         x=places + across, y=across + places, mode="lines", line=line, hoverinfo="skip", showlegend=False, row=1, col=column
     )

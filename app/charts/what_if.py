@@ -6,23 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import plotly.graph_objects as go
 
-from app.charts import stacks
+from app.charts import stacks, theme
 from app.charts.sweep import PARTS
-from app.charts.theme import (
-    KIND_COLOURS,
-    KIND_TITLES,
-    MARK,
-    NEUTRAL,
-    SECOND,
-    TEAL,
-    finish,
-    legend_below,
-    plain,
-    shortened,
-    strokes,
-    styled,
-    tips,
-)
 from engine.compare.contention import MODES, ContentionPoint
 from engine.compare.what_if import Outlook
 from engine.units import TIME, ratio, scale_of, seconds, share
@@ -32,7 +17,7 @@ SAME = 5e-4
 """Times that differ by no more than this part are equal."""
 ALIKE = 0.02
 """GPUs that are busy within this part of the busiest are as busy."""
-LEGEND = legend_below(-0.24)
+LEGEND = theme.legend_below(-0.24)
 NAME = 24
 """Most characters of a plan's name in a legend next to the sliders in a window of 1024."""
 
@@ -63,7 +48,7 @@ def totals(cases: Sequence[Case], change: str, dark: bool = False) -> go.Figure:
     factor, unit = scale_of(max(outlook.total for _, outlook, _ in rows), TIME)
     figure = go.Figure()
     for key in dict.fromkeys(key for _, outlook, _ in rows for key in outlook.parts):
-        title, colour, pattern = PARTS[key] if key in PARTS else (KIND_TITLES[key], KIND_COLOURS[key], "")
+        title, colour, pattern = PARTS[key] if key in PARTS else (theme.KIND_TITLES[key], theme.KIND_COLOURS[key], "")
         values = np.array([outlook.parts.get(key, 0.0) for _, outlook, _ in rows])
         figure.add_bar(
             x=values / factor,
@@ -77,23 +62,23 @@ def totals(cases: Sequence[Case], change: str, dark: bool = False) -> go.Figure:
                 "line": {"color": colour, "width": 1},
                 "pattern": {"shape": pattern, "size": 6, "fillmode": "overlay"},
             },
-            **tips(
-                f"{plain(name)}<br>{title}: {seconds(value)}, {share(value / (outlook.total or 1))}"
+            **theme.tips(
+                f"{theme.plain(name)}<br>{title}: {seconds(value)}, {share(value / (outlook.total or 1))}"
                 for (name, outlook, _), value in zip(rows, values, strict=True)
             ),
         )
     figure.add_scatter(
-        **strokes([outlook.bound / factor for _, outlook, _ in rows], bars, stacks.ACROSS),
+        **theme.strokes([outlook.bound / factor for _, outlook, _ in rows], bars, stacks.ACROSS),
         mode="lines",
         name="its bound",
-        line={"dash": "dash", "width": 1.5, "color": NEUTRAL},
+        line={"dash": "dash", "width": 1.5, "color": theme.NEUTRAL},
         hoverinfo="skip",
     )
     longest = max(outlook.total for _, outlook, _ in rows) / factor or 1.0
-    changed = f"<br>changed: {plain(change)}" if cases[0].after else ""
+    changed = f"<br>changed: {theme.plain(change)}" if cases[0].after else ""
     figure.update_xaxes(title=f"time, {unit} ({_tag(cases[0].shown)}){changed}", range=[0, longest * 1.02])
     labels = [
-        f"{plain(name)}: {seconds(outlook.total)}{beside}"
+        f"{theme.plain(name)}: {seconds(outlook.total)}{beside}"
         for (name, outlook, _), beside in zip(rows, _besides(cases), strict=True)
     ]
     return stacks.arrange(figure, finding(cases), labels, places, dark)
@@ -121,7 +106,7 @@ def _besides(cases: Sequence[Case]) -> list[str]:
         if case.before is not None:
             labels.append("")
         if case.after is not None:
-            whose = "today's" if case.before is not None else f"that of {plain(_named(cases[0].name))}, changed"
+            whose = "today's" if case.before is not None else f"that of {theme.plain(_named(cases[0].name))}, changed"
             labels.append(f", {ratio(case.after.total / beside.total)} {whose}" if beside.total else "")
     return labels
 
@@ -129,7 +114,7 @@ def _besides(cases: Sequence[Case]) -> list[str]:
 def finding(cases: Sequence[Case]) -> str:
     """The effect of the change on the first case, and how it then compares with the second."""
     first = cases[0]
-    name = f"{plain(_named(first.name))} takes{'' if first.shown.simulated else ' at least'}"
+    name = f"{theme.plain(_named(first.name))} takes{'' if first.shown.simulated else ' at least'}"
     if first.after is None:
         sentence = f"{name} {seconds(first.before.total)}"
     elif abs(first.after.total - first.before.total) <= SAME * first.before.total:
@@ -139,8 +124,8 @@ def finding(cases: Sequence[Case]) -> str:
     if len(cases) > 1 and first.shown.total:
         relative = cases[1].shown.total / first.shown.total
         if abs(relative - 1) <= SAME:
-            return f"{sentence}, as long as {plain(_named(cases[1].name))}"
-        sentence += f"; {plain(_named(cases[1].name))} takes {ratio(relative)} as long"
+            return f"{sentence}, as long as {theme.plain(_named(cases[1].name))}"
+        sentence += f"; {theme.plain(_named(cases[1].name))} takes {ratio(relative)} as long"
     return sentence
 
 
@@ -151,7 +136,7 @@ def per_gpu(case: Case, overlaps: bool) -> go.Figure:
     """
     shown, before = case.shown, case.before if case.after is not None else None
     factor, unit = scale_of(max(_highest(outlook, overlaps) for outlook in (shown, before) if outlook is not None), TIME)
-    names = [plain(name) for name in shown.resources]
+    names = [theme.plain(name) for name in shown.resources]
     short = [name.split(" · ")[0].removeprefix("GPU ") for name in names]
     across, step = np.arange(len(names)), -(-len(names) // 12)
     figure = go.Figure()
@@ -161,7 +146,7 @@ def per_gpu(case: Case, overlaps: bool) -> go.Figure:
             y=values / factor,
             name=title,
             marker={"color": colour, "opacity": 0.9},
-            **tips(
+            **theme.tips(
                 f"{name}<br>{title} {seconds(value)}, {share(value / (shown.total or 1))} of the time"
                 for name, value in zip(names, values, strict=True)
             ),
@@ -173,13 +158,13 @@ def per_gpu(case: Case, overlaps: bool) -> go.Figure:
     if len(as_busy) == 1:
         top = max(shown.compute[worst], shown.network[worst]) if overlaps else busy[worst]
         figure.add_annotation(
-            x=worst, y=top / factor, text="busiest", showarrow=True, arrowhead=0, ax=0, ay=-18, arrowcolor=MARK
+            x=worst, y=top / factor, text="busiest", showarrow=True, arrowhead=0, ax=0, ay=-18, arrowcolor=theme.MARK
         )
     figure.update_xaxes(showgrid=False, title="GPU", tickangle=0, tickvals=across[::step], ticktext=short[::step])
     figure.update_yaxes(title=f"busy, {unit} ({_tag(shown)})", rangemode="tozero")
     part = shown.network[as_busy].sum() / busy[as_busy].sum() if busy[worst] else 0.0
     title = f"{_busiest(shown, names, as_busy)}, {share(part)} communicating"
-    return finish(figure, title, 320, barmode="group" if overlaps else "stack", legend=LEGEND)
+    return theme.finish(figure, title, 320, barmode="group" if overlaps else "stack", legend=LEGEND)
 
 
 def _busiest(shown: Outlook, names: Sequence[str], as_busy: np.ndarray) -> str:
@@ -211,7 +196,7 @@ def _mark_now(figure: go.Figure, before: Outlook, overlaps: bool, factor: float,
             marker={
                 "symbol": "line-ew-open",
                 "size": max(6, min(18, 300 // len(across))),
-                "color": NEUTRAL,
+                "color": theme.NEUTRAL,
                 "line": {"width": 2},
             },
             hovertemplate=f"now %{{y:.3g}} {unit}<extra></extra>",
@@ -228,29 +213,26 @@ def per_layer(cases: Sequence[Case]) -> go.Figure:
     across = np.arange(len(shown))
     figure = go.Figure()
     if first.after is not None:
+        marker = {"color": "rgba(0,0,0,0)", "line": {"color": theme.NEUTRAL, "width": 1.5}}
+        hovertemplate = f"layer %{{x}}, now: %{{y:.3g}} {unit}<extra></extra>"
         figure.add_bar(
-            x=across,
-            y=first.before.layers / factor,
-            name="now",
-            width=0.84,
-            marker={"color": "rgba(0,0,0,0)", "line": {"color": NEUTRAL, "width": 1.5}},
-            hovertemplate=f"layer %{{x}}, now: %{{y:.3g}} {unit}<extra></extra>",
+            x=across, y=first.before.layers / factor, name="now", width=0.84, marker=marker, hovertemplate=hovertemplate
         )
     figure.add_bar(
         x=across,
         y=shown / factor,
-        name=plain(_named(first.name)),
+        name=theme.plain(_named(first.name)),
         width=0.56,
-        marker={"color": TEAL},
+        marker={"color": theme.TEAL},
         hovertemplate=f"layer %{{x}}: %{{y:.3g}} {unit}<extra></extra>",
     )
     if len(cases) > 1:
         figure.add_scatter(
             x=across,
             y=cases[1].shown.layers / factor,
-            name=plain(_named(cases[1].name)),
+            name=theme.plain(_named(cases[1].name)),
             mode="lines+markers",
-            line={"dash": "dot", "width": 1.5, "color": SECOND},
+            line={"dash": "dot", "width": 1.5, "color": theme.SECOND},
             marker={"size": 6, "symbol": "diamond"},
             hovertemplate=f"layer %{{x}}: %{{y:.3g}} {unit}<extra></extra>",
         )
@@ -259,15 +241,15 @@ def per_layer(cases: Sequence[Case]) -> go.Figure:
     longest = int(shown.argmax())
     mean = shown.mean() or 1.0
     title = f"Layer {longest} is slowest: {seconds(shown[longest])}, {ratio(shown[longest] / mean)} mean"
-    return finish(figure, title, 320, barmode="overlay", legend=LEGEND)
+    return theme.finish(figure, title, 320, barmode="overlay", legend=LEGEND)
 
 
 def per_kind(case: Case) -> go.Figure:
     """Seconds of every kind of event of a training step, outlined as things are now."""
     shown, before = case.shown, case.before if case.after is not None else None
-    keys = [key for key in KIND_TITLES if key in shown.kinds]
+    keys = [key for key in theme.KIND_TITLES if key in shown.kinds]
     factor, unit = scale_of(max(max(outlook.kinds.values()) for outlook in (shown, before) if outlook is not None), TIME)
-    titles = [KIND_TITLES[key] for key in keys]
+    titles = [theme.KIND_TITLES[key] for key in keys]
     figure = go.Figure()
     if before is not None:
         figure.add_bar(
@@ -276,24 +258,24 @@ def per_kind(case: Case) -> go.Figure:
             orientation="h",
             name="now",
             width=0.84,
-            marker={"color": "rgba(0,0,0,0)", "line": {"color": NEUTRAL, "width": 1.5}},
+            marker={"color": "rgba(0,0,0,0)", "line": {"color": theme.NEUTRAL, "width": 1.5}},
             hovertemplate=f"%{{y}}, now: %{{x:.3g}} {unit}<extra></extra>",
         )
     figure.add_bar(
         y=titles,
         x=[shown.kinds[key] / factor for key in keys],
         orientation="h",
-        name=plain(_named(case.name)),
+        name=theme.plain(_named(case.name)),
         width=0.56,
-        marker={"color": [KIND_COLOURS[key] for key in keys]},
+        marker={"color": [theme.KIND_COLOURS[key] for key in keys]},
         showlegend=False,
         hovertemplate=f"%{{y}}: %{{x:.3g}} {unit}<extra></extra>",
     )
     figure.update_xaxes(title=f"busy, {unit} ({_tag(shown)})", rangemode="tozero")
     figure.update_yaxes(showgrid=False, autorange="reversed")
     longest = max(keys, key=shown.kinds.get)
-    title = f"{KIND_TITLES[longest]} runs longest: {seconds(shown.kinds[longest])} of {seconds(shown.total)}"
-    return finish(figure, title, 320, barmode="overlay", legend=LEGEND, showlegend=before is not None)
+    title = f"{theme.KIND_TITLES[longest]} runs longest: {seconds(shown.kinds[longest])} of {seconds(shown.total)}"
+    return theme.finish(figure, title, 320, barmode="overlay", legend=LEGEND, showlegend=before is not None)
 
 
 def _highest(outlook: Outlook, overlaps: bool) -> float:
@@ -307,13 +289,13 @@ def _tag(outlook: Outlook) -> str:
 
 def _named(name: str) -> str:
     """A plan's name without its text in brackets, cut to the room next to a line, a bar or a patch of colour."""
-    return shortened(name.split(" (")[0], NAME)
+    return theme.shortened(name.split(" (")[0], NAME)
 
 
 STYLES = {
-    "concurrent": (SECOND, "dash", "diamond"),
-    "matched": (TEAL, "solid", "circle"),
-    "two-tier": (NEUTRAL, "dot", "square"),
+    "concurrent": (theme.SECOND, "dash", "diamond"),
+    "matched": (theme.TEAL, "solid", "circle"),
+    "two-tier": (theme.NEUTRAL, "dot", "square"),
 }
 
 
@@ -334,13 +316,15 @@ def contention(points: Sequence[ContentionPoint], pays_from: float | None, compl
             x=list(range(len(totals))),
             y=[total / factor for total in totals],
             name=title,
-            **styled(*STYLES[mode]),
-            **tips(f"{title}<br>{_percent(value)}: {seconds(total)}" for value, total in zip(values, totals, strict=True)),
+            **theme.styled(*STYLES[mode]),
+            **theme.tips(
+                f"{title}<br>{_percent(value)}: {seconds(total)}" for value, total in zip(values, totals, strict=True)
+            ),
         )
     if pays_from is not None:
         figure.add_vline(
             x=float(np.interp(pays_from, values, np.arange(len(values)))),
-            line={"color": NEUTRAL, "width": 1, "dash": "dash"},
+            line={"color": theme.NEUTRAL, "width": 1, "dash": "dash"},
             annotation={"text": f"pays from {_percent(pays_from)}", "yanchor": "bottom"},
             annotation_position="top",
         )
@@ -351,7 +335,7 @@ def contention(points: Sequence[ContentionPoint], pays_from: float | None, compl
         showgrid=False,
     )
     figure.update_yaxes(title=f"time, {unit} (simulated)", rangemode="tozero")
-    return finish(figure, _finding(points, pays_from, complete), 420, top=64, legend=legend_below(-0.2))
+    return theme.finish(figure, _finding(points, pays_from, complete), 420, top=64, legend=theme.legend_below(-0.2))
 
 
 def _percent(share: float) -> str:

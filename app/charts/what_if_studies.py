@@ -6,20 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import plotly.graph_objects as go
 
-from app.charts.theme import (
-    KIND_COLOURS,
-    NEUTRAL,
-    SECOND,
-    SMALLEST,
-    TEAL,
-    faint,
-    finish,
-    ink,
-    legend_below,
-    plain,
-    styled,
-    tips,
-)
+from app.charts import theme
 from engine.cluster import Node
 from engine.compare.capacity import CapacityPoint, hardware, smallest
 from engine.compare.imprecision import ImprecisionPoint
@@ -27,14 +14,14 @@ from engine.compare.sensitivity import ANEW, CurvePoint, SensitivityPoint
 from engine.units import TIME, digits, ratio, scale_of, seconds, share
 
 STYLES = {
-    "aurora": (TEAL, "solid", "circle"),
-    "rga": (SECOND, "dash", "diamond"),
-    "rcs": (KIND_COLOURS["dispatch"], "dot", "square"),
-    "sjf": (KIND_COLOURS["gate"], "dashdot", "triangle-up"),
-    "rga+rec": (SECOND, "dash", "diamond"),
-    "rec": (KIND_COLOURS["dispatch"], "dot", "square"),
+    "aurora": (theme.TEAL, "solid", "circle"),
+    "rga": (theme.SECOND, "dash", "diamond"),
+    "rcs": (theme.KIND_COLOURS["dispatch"], "dot", "square"),
+    "sjf": (theme.KIND_COLOURS["gate"], "dashdot", "triangle-up"),
+    "rga+rec": (theme.SECOND, "dash", "diamond"),
+    "rec": (theme.KIND_COLOURS["dispatch"], "dot", "square"),
 }
-LEGEND = legend_below(-0.2)
+LEGEND = theme.legend_below(-0.2)
 
 
 def tornado(
@@ -51,7 +38,10 @@ def tornado(
     place = np.arange(len(ordered))
     figure = go.Figure()
     percent = share(change)
-    for side, title, colour, pattern in (("less", f"{percent} less", SECOND, "/"), ("more", f"{percent} more", TEAL, "")):
+    for side, title, colour, pattern in (
+        ("less", f"{percent} less", theme.SECOND, "/"),
+        ("more", f"{percent} more", theme.TEAL, ""),
+    ):
         values = np.array([getattr(point, side) for point in ordered])
         figure.add_bar(
             x=100 * (values / total - 1) if total else values,
@@ -60,28 +50,19 @@ def tornado(
             name=title,
             width=0.7,
             marker={"color": colour, "opacity": 0.85, "pattern": {"shape": pattern, "size": 6}},
-            **tips(
-                f"{plain(point.title)}, {title}<br>{seconds(value)}, {100 * (value / (total or 1) - 1):+.2f} %"
+            **theme.tips(
+                f"{theme.plain(point.title)}, {title}<br>{seconds(value)}, {100 * (value / (total or 1) - 1):+.2f} %"
                 for point, value in zip(ordered, values, strict=True)
             ),
         )
-    figure.add_vline(x=0, line={"width": 1, "color": NEUTRAL})
+    figure.add_vline(x=0, line={"width": 1, "color": theme.NEUTRAL})
     figure.update_xaxes(title=f"change of the total time, % of {seconds(total)} ({tag})", zeroline=False, ticksuffix=" %")
-    figure.update_yaxes(
-        tickvals=place,
-        ticktext=[plain(point.title) for point in ordered],
-        showgrid=False,
-        zeroline=False,
-        range=[max(len(ordered), 1) - 0.4, -0.6],
-    )
+    ticktext = [theme.plain(point.title) for point in ordered]
+    range = [max(len(ordered), 1) - 0.4, -0.6]
+    figure.update_yaxes(tickvals=place, ticktext=ticktext, showgrid=False, zeroline=False, range=range)
     height = 150 + 30 * len(ordered)
-    return finish(
-        figure,
-        _most_important(ordered, total, change, complete),
-        height,
-        barmode="overlay",
-        legend=LEGEND | {"y": -62 / (height - 110)},
-    )
+    legend = LEGEND | {"y": -62 / (height - 110)}
+    return theme.finish(figure, _most_important(ordered, total, change, complete), height, barmode="overlay", legend=legend)
 
 
 def _most_important(ordered: Sequence[SensitivityPoint], total: float, change: float, complete: bool) -> str:
@@ -90,11 +71,11 @@ def _most_important(ordered: Sequence[SensitivityPoint], total: float, change: f
     first = ordered[0]
     gain = 1 - min(first.less, first.more) / total
     which = "less" if first.less < first.more else "more"
-    about = plain(first.title)
+    about = theme.plain(first.title)
     title = f"{about[:1].upper()}{about[1:]} counts most: {share(change)} {which} saves {share(gain)} of the time"
     idle = [point.title for point in ordered if point.reach <= 1e-6 * total]
     if complete and idle:
-        title += f"; {plain(idle[0])} does not matter" if len(idle) == 1 else f"; {len(idle)} others do not matter"
+        title += f"; {theme.plain(idle[0])} does not matter" if len(idle) == 1 else f"; {len(idle)} others do not matter"
     return title if complete else f"So far: {title[0].lower()}{title[1:]}"
 
 
@@ -116,24 +97,24 @@ def imprecise_times(points: Sequence[ImprecisionPoint], titles: dict[str, str], 
             fill="toself",
             mode="lines",
             line={"width": 0},
-            fillcolor=faint(STYLES[system][0], 0.12),
+            fillcolor=theme.faint(STYLES[system][0], 0.12),
             hoverinfo="skip",
             showlegend=False,
         )
         figure.add_scatter(
             x=across,
             y=[np.median(totals) / factor for totals in drawn],
-            name=plain(titles[system]),
-            **styled(*STYLES[system]),
-            **tips(
-                f"{plain(titles[system])}, {level:.0f} % noise<br>median {seconds(float(np.median(totals)))}, from "
+            name=theme.plain(titles[system]),
+            **theme.styled(*STYLES[system]),
+            **theme.tips(
+                f"{theme.plain(titles[system])}, {level:.0f} % noise<br>median {seconds(float(np.median(totals)))}, from "
                 f"{seconds(min(totals))} to {seconds(max(totals))} in {len(totals)} draw{'s' if len(totals) > 1 else ''}"
                 for level, totals in zip(across, drawn, strict=True)
             ),
         )
     _noise_axis(figure, points)
     figure.update_yaxes(title=f"time on the mixture, {unit} (simulated)", rangemode="tozero")
-    return finish(figure, _loss(points, complete), 400, legend=LEGEND)
+    return theme.finish(figure, _loss(points, complete), 400, legend=LEGEND)
 
 
 def _loss(points: Sequence[ImprecisionPoint], complete: bool) -> str:
@@ -169,11 +150,11 @@ def speed_ups(points: Sequence[ImprecisionPoint], titles: dict[str, str]) -> go.
         figure.add_scatter(
             x=[100 * level for level in levels],
             y=median,
-            name=f"over {plain(titles[system])}",
-            **styled(*STYLES[system]),
-            hovertemplate=f"{plain(titles[system])} takes %{{y:.2f}}× as long at %{{x:.0f}} % noise<extra></extra>",
+            name=f"over {theme.plain(titles[system])}",
+            **theme.styled(*STYLES[system]),
+            hovertemplate=f"{theme.plain(titles[system])} takes %{{y:.2f}}× as long at %{{x:.0f}} % noise<extra></extra>",
         )
-    figure.add_hline(y=1, line={"width": 1, "dash": "dot", "color": NEUTRAL})
+    figure.add_hline(y=1, line={"width": 1, "dash": "dot", "color": theme.NEUTRAL})
     _noise_axis(figure, points)
     figure.update_yaxes(title="time / Aurora's time", ticksuffix="×")
     title = "No points yet"
@@ -182,9 +163,9 @@ def speed_ups(points: Sequence[ImprecisionPoint], titles: dict[str, str]) -> go.
         title = (
             f"Aurora gains {ratio(least)} or more"
             if least >= 1
-            else (f"Aurora loses to {plain(name.split(' (')[0])} at {share(level)} noise: {ratio(least)}")
+            else (f"Aurora loses to {theme.plain(name.split(' (')[0])} at {share(level)} noise: {ratio(least)}")
         )
-    return finish(figure, title, 400, legend=LEGEND)
+    return theme.finish(figure, title, 400, legend=LEGEND)
 
 
 def _noise_axis(figure: go.Figure, points: Sequence[ImprecisionPoint]) -> None:
@@ -225,8 +206,8 @@ def capacity(
     front = [point for point, before in zip(planned, best, strict=False) if point.total < before]
     behind = [point for point in planned if point not in front]
     figure = go.Figure()
-    _add_sizes(figure, "front: no smaller size is as fast", front, target, price, factor, TEAL, "lines+markers")
-    _add_sizes(figure, "slower than a smaller size", behind, target, price, factor, NEUTRAL, "markers")
+    _add_sizes(figure, "front: no smaller size is as fast", front, target, price, factor, theme.TEAL, "lines+markers")
+    _add_sizes(figure, "slower than a smaller size", behind, target, price, factor, theme.NEUTRAL, "markers")
     _add_bound(figure, planned, factor, unit, price)
     refused = [point for point in points if point.total is None]
     if refused:
@@ -235,16 +216,13 @@ def capacity(
             y=[target / factor] * len(refused),
             mode="markers",
             name="cannot be planned",
-            marker={"symbol": "x", "size": 10, "color": SECOND},
+            marker={"symbol": "x", "size": 10, "color": theme.SECOND},
             text=[f"{point.gpus} GPUs: cannot be planned" for point in refused],
             hovertemplate="%{text}<extra></extra>",
         )
-    figure.add_hline(
-        y=target / factor,
-        line={"color": ink(dark), "width": 1.5, "dash": "dot"},
-        annotation={"text": f"target, {digits(target / factor)} {unit}", "font": {"size": SMALLEST}},
-        annotation_position="bottom left",
-    )
+    line = {"color": theme.ink(dark), "width": 1.5, "dash": "dot"}
+    annotation = {"text": f"target, {digits(target / factor)} {unit}", "font": {"size": theme.SMALLEST}}
+    figure.add_hline(y=target / factor, line=line, annotation=annotation, annotation_position="bottom left")
     if fewest is not None:
         figure.add_annotation(
             x=_across(fewest, price),
@@ -259,7 +237,7 @@ def capacity(
     across = "GPUs" if price is None else "cost per hour"
     figure.update_xaxes(title=across, rangemode="tozero", showgrid=False)
     figure.update_yaxes(title=f"time, {unit} (simulated)", rangemode="tozero")
-    return finish(figure, _answer(points, fewest, target, part, complete, price), 420, legend=LEGEND)
+    return theme.finish(figure, _answer(points, fewest, target, part, complete, price), 420, legend=LEGEND)
 
 
 def _add_sizes(
@@ -284,7 +262,7 @@ def _add_sizes(
             "symbol": ["circle" if point.meets(target) else "circle-open" for point in sizes],
             "line": {"width": 2},
         },
-        **tips(
+        **theme.tips(
             f"{point.gpus} GPUs{_priced(point, price)}: {seconds(point.total)}, "
             f"{'meets' if point.meets(target) else 'misses'} the target"
             for point in sizes
@@ -310,7 +288,7 @@ def _add_bound(figure: go.Figure, planned: Sequence[CapacityPoint], factor: floa
         customdata=[point.gpus for point in proven],
         mode="lines",
         name="lower bound (any placement, any order)",
-        line={"color": NEUTRAL, "width": 1, "dash": "dash"},
+        line={"color": theme.NEUTRAL, "width": 1, "dash": "dash"},
         hovertemplate=f"%{{customdata}} GPUs: bound %{{y:.3g}} {unit}<extra></extra>",
     )
 
@@ -338,10 +316,10 @@ def _answer(
 def _hardware(part: Sequence[Node], point: CapacityPoint) -> str:
     """A size by its GPUs; many types by their number, since a title is one line."""
     types = {gpu.type for node in part for gpu in node.gpus}
-    return f"{point.gpus} GPUs of {len(types)} types" if len(types) > 2 else plain(hardware(part, point.parts))
+    return f"{point.gpus} GPUs of {len(types)} types" if len(types) > 2 else theme.plain(hardware(part, point.parts))
 
 
-CURVE_STYLES = ((TEAL, "solid", "circle"), (SECOND, "dash", "diamond"), (NEUTRAL, "dot", "square"))
+CURVE_STYLES = ((theme.TEAL, "solid", "circle"), (theme.SECOND, "dash", "diamond"), (theme.NEUTRAL, "dot", "square"))
 AXES = {
     "network": "network bandwidth, × today's",
     "compute": "computation speed, × today's",
@@ -376,9 +354,11 @@ def curve(
         figure.add_scatter(
             x=[point.value for point in points_of_plan],
             y=[point.total / factor for point in points_of_plan],
-            name=plain(name),
-            **styled(*CURVE_STYLES[min(turn, 2) if name != ANEW else 2]),
-            **tips(f"{plain(name)}<br>{_value(point.value, ratios)}: {seconds(point.total)}" for point in points_of_plan),
+            name=theme.plain(name),
+            **theme.styled(*CURVE_STYLES[min(turn, 2) if name != ANEW else 2]),
+            **theme.tips(
+                f"{theme.plain(name)}<br>{_value(point.value, ratios)}: {seconds(point.total)}" for point in points_of_plan
+            ),
         )
     ends = np.log10([values[0], values[-1]]) if log and values else None
     figure.update_xaxes(
@@ -391,7 +371,7 @@ def curve(
     )
     figure.update_yaxes(title=f"time, {unit} ({tag})")
     figure.update_yaxes({"type": "log", "dtick": "D2"} if log else {"rangemode": "tozero"})
-    return finish(figure, _course(points, series, ratios, complete), 420, legend=LEGEND)
+    return theme.finish(figure, _course(points, series, ratios, complete), 420, legend=LEGEND)
 
 
 def _value(value: float, ratios: bool) -> str:
@@ -407,17 +387,19 @@ def _course(points: Sequence[CurvePoint], series: Sequence[str], ratios: bool, c
     sentence = ""
     if anew := {value: own[value] / total for value, total in totals[ANEW].items() if value in own}:
         worst = max(anew, key=anew.get)
-        sentence = f"keeping {plain(series[0])} costs at most {share(max(anew[worst] - 1, 0))} (at {_value(worst, ratios)})"
+        sentence = (
+            f"keeping {theme.plain(series[0])} costs at most {share(max(anew[worst] - 1, 0))} (at {_value(worst, ratios)})"
+        )
     elif len(series) > 1:
         other = {value: total / own[value] for value, total in totals[series[1]].items() if value in own}
         behind = [value for value, relative in other.items() if relative < 1]
-        name = plain(series[1].split(" (")[0])
+        name = theme.plain(series[1].split(" (")[0])
         if behind:
             sentence = f"{name} is faster at {_value(behind[0], ratios)}"
             sentence += f" and {len(behind) - 1} more values" if len(behind) > 1 else ""
         elif other:
             stretch = " to ".join(dict.fromkeys(ratio(relative) for relative in (min(other.values()), max(other.values()))))
-            sentence = f"{name} takes {stretch} as long as {plain(series[0])}"
+            sentence = f"{name} takes {stretch} as long as {theme.plain(series[0])}"
     if not sentence:
-        return "No points yet" if not own else f"{plain(series[0])} takes {seconds(min(own.values()))} at best"
+        return "No points yet" if not own else f"{theme.plain(series[0])} takes {seconds(min(own.values()))} at best"
     return sentence[0].upper() + sentence[1:] if complete else f"So far: {sentence}"

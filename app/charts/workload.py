@@ -46,18 +46,17 @@ def popularity(load: np.ndarray, of: str = "expert") -> go.Figure:
         axes |= {f"xaxis{own}": across, f"yaxis{own}": upright}
         if place >= layers:
             continue
-        bars.append(
-            {
-                "type": "bar",
-                "x": np.arange(experts),
-                "y": load[place],
-                "xaxis": f"x{own}",
-                "yaxis": f"y{own}",
-                "marker": {"color": np.where(load[place] == load[place].max(), MARK, TEAL), "line": {"width": 0}},
-                "showlegend": False,
-                "hovertemplate": f"layer {place}, {of} %{{x}}: %{{y:,.0f}} copies<extra></extra>",
-            }
-        )
+        drawn = {
+            "type": "bar",
+            "x": np.arange(experts),
+            "y": load[place],
+            "xaxis": f"x{own}",
+            "yaxis": f"y{own}",
+            "marker": {"color": np.where(load[place] == load[place].max(), MARK, TEAL), "line": {"width": 0}},
+            "showlegend": False,
+            "hovertemplate": f"layer {place}, {of} %{{x}}: %{{y:,.0f}} copies<extra></extra>",
+        }
+        bars.append(drawn)
         line = {"dash": "dot", "width": 1, "color": NEUTRAL}
         ends = {"xref": f"x{own} domain", "x0": 0, "x1": 1, "yref": f"y{own}", "y0": mean[place], "y1": mean[place]}
         means.append({"type": "line", "line": line} | ends)
@@ -70,15 +69,10 @@ def popularity(load: np.ndarray, of: str = "expert") -> go.Figure:
 
 def _popularity_map(load: np.ndarray, of: str, title: str) -> go.Figure:
     """Token copies per expert (across) and layer (down); of: as for `popularity`."""
-    figure = go.Figure(
-        go.Heatmap(
-            z=load,
-            colorscale=SEQUENTIAL,
-            zmin=0,
-            zmax=load.max() or 1,
-            colorbar={"title": "token copies", "thickness": 12},
-            hovertemplate=f"layer %{{y}}, {of} %{{x}}: %{{z:,.0f}} copies<extra></extra>",
-        )
+    colorbar = {"title": "token copies", "thickness": 12}
+    hovertemplate = f"layer %{{y}}, {of} %{{x}}: %{{z:,.0f}} copies<extra></extra>"
+    figure = go.Figure().add_heatmap(
+        z=load, colorscale=SEQUENTIAL, zmin=0, zmax=load.max() or 1, colorbar=colorbar, hovertemplate=hovertemplate
     )
     figure.update_xaxes(title=of, showgrid=False)
     figure.update_yaxes(title="MoE layer", autorange="reversed", showgrid=False)
@@ -180,16 +174,14 @@ def gain(before: float, after: float, bound: float, system: str) -> go.Figure:
             hoverinfo="skip",
             showlegend=False,
         )
+    annotation = {
+        "text": f"proven bound {seconds(bound)}",
+        "font": {"size": 12},
+        "xanchor": "right" if bound > before / 2 else "left",
+        "yanchor": "bottom",
+    }
     figure.add_vline(
-        bound,
-        line={"color": NEUTRAL, "width": 2, "dash": "dash"},
-        annotation={
-            "text": f"proven bound {seconds(bound)}",
-            "font": {"size": 12},
-            "xanchor": "right" if bound > before / 2 else "left",
-            "yanchor": "bottom",
-        },
-        annotation_position="top",
+        bound, line={"color": NEUTRAL, "width": 2, "dash": "dash"}, annotation=annotation, annotation_position="top"
     )
     figure.update_xaxes(visible=False, range=[0, before * 1.02])
     figure.update_yaxes(autorange="reversed", tickfont={"size": 13})

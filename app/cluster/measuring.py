@@ -168,14 +168,8 @@ def choose_costs(cluster: Cluster, model: MoEModel | None) -> None:
                 ),
                 0,
             )
-            chosen = st.selectbox(
-                title,
-                list(of_part[title]),
-                at,
-                width=340,
-                help=f"Source of the times of {covers}.",
-                key=f"cost-{title}-{round}",
-            )
+            help = f"Source of the times of {covers}."
+            chosen = st.selectbox(title, list(of_part[title]), at, width=340, help=help, key=f"cost-{title}-{round}")
             chosen_sources.append(of_part[title][chosen])
     opening.show(
         "cost-file",

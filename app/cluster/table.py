@@ -227,17 +227,14 @@ def offer_nvlink(cluster: Cluster) -> None:
     lacking = nodes_without_links(cluster)
     if not lacking:
         return
-    st.warning(plain(_in_words(lacking)), icon=":material/link_off:")
-    st.button("Add NVLink", icon=":material/add_link:", on_click=_add, args=(cluster,))
-
-
-def _in_words(nodes: list[Node]) -> str:
-    """`node 1: 8 H100 without links inside, though they come with NVLink (450 GB/s out of each H100)`"""
-    names = ", ".join(node.name for node in nodes[:MOST_NAMES]) + (" …" if len(nodes) > MOST_NAMES else "")
-    counts = " or ".join(dict.fromkeys(f"{len(node.gpus)} {node.gpus[0].type}" for node in nodes))
-    links = {kind: usual_links([kind, kind]) for kind in dict.fromkeys(node.gpus[0].type for node in nodes)}
+    names = ", ".join(node.name for node in lacking[:MOST_NAMES]) + (" …" if len(lacking) > MOST_NAMES else "")
+    counts = " or ".join(dict.fromkeys(f"{len(node.gpus)} {node.gpus[0].type}" for node in lacking))
+    links = {kind: usual_links([kind, kind]) for kind in dict.fromkeys(node.gpus[0].type for node in lacking)}
     rates = ", ".join(f"{units.digits(own.bandwidth / 1e9)} GB/s out of each {kind}" for kind, own in links.items())
-    return f"{names}: {counts} without links inside, though they come with NVLink ({rates})"
+    st.warning(
+        plain(f"{names}: {counts} without links inside, though they come with NVLink ({rates})"), icon=":material/link_off:"
+    )
+    st.button("Add NVLink", icon=":material/add_link:", on_click=_add, args=(cluster,))
 
 
 def _add(cluster: Cluster) -> None:

@@ -92,7 +92,15 @@ def show(past: list[Launched], shown: str | None) -> None:
         label_visibility="collapsed",
     )
     if listed := search(past, text):
-        _table(listed, shown)
+        tables.choose_row(
+            as_text(listed, shown),
+            [launch.job.id for launch in listed],
+            lambda id: state.visit.set(launch_shown=id),
+            f"launches-{shown}",  # where one is shown, its row can be selected again
+            height=tables.low(len(listed)),
+            alt="Launches, newest first",
+            column_config={"": st.column_config.TextColumn(width=30)},
+        )
     else:
         st.caption(f"None of {len(past)} launches has all these words.")
 
@@ -107,18 +115,6 @@ def fold(past: list[Launched], shown: str | None) -> None:
         show(past, shown)
 
 
-def _table(listed: list[Launched], shown: str | None) -> None:
-    tables.choose_row(
-        as_text(listed, shown),
-        [launch.job.id for launch in listed],
-        lambda id: state.visit.set(launch_shown=id),
-        f"launches-{shown}",  # where one is shown, its row can be selected again
-        height=tables.low(len(listed)),
-        alt="Launches, newest first",
-        column_config={"": st.column_config.TextColumn(width=30)},
-    )
-
-
 def as_text(listed: list[Launched], shown: str | None) -> pd.DataFrame:
     """One row for each launch; figures of several plans stand in the plans' order."""
     times = [value for launch in listed for value in (*launch.brief.predicted, *launch.brief.measured) if value > 0]
@@ -127,26 +123,25 @@ def as_text(listed: list[Launched], shown: str | None) -> pd.DataFrame:
     def each(values: tuple[float, ...]) -> str:
         return " · ".join(units.digits(value / factor) for value in values)
 
-    return pd.DataFrame(
-        {
-            "": ["▸" if launch.job.id == shown else "" for launch in listed],
-            "State": [launch.state.value for launch in listed],
-            "When": [widgets.describe_time(launch.started) for launch in listed],
-            "Plans": [" · ".join(launch.brief.plans) for launch in listed],
-            "Where": [PLACES[launch.brief.on] for launch in listed],
-            "Ranks": [launch.brief.ranks for launch in listed],
-            "Tokens": ["" if launch.brief.tokens is None else f"{launch.brief.tokens:,}" for launch in listed],
-            f"Predicted, {unit}": [each(launch.brief.predicted) for launch in listed],
-            f"Measured, {unit}": [each(launch.brief.measured) for launch in listed],
-            "Ratio": [
-                " · ".join(
-                    units.ratio(measured / predicted) if predicted else "—"
-                    for predicted, measured in zip(launch.brief.predicted, launch.brief.measured, strict=True)
-                )
-                for launch in listed
-            ],
-        }
-    )
+    columns = {
+        "": ["▸" if launch.job.id == shown else "" for launch in listed],
+        "State": [launch.state.value for launch in listed],
+        "When": [widgets.describe_time(launch.started) for launch in listed],
+        "Plans": [" · ".join(launch.brief.plans) for launch in listed],
+        "Where": [PLACES[launch.brief.on] for launch in listed],
+        "Ranks": [launch.brief.ranks for launch in listed],
+        "Tokens": ["" if launch.brief.tokens is None else f"{launch.brief.tokens:,}" for launch in listed],
+        f"Predicted, {unit}": [each(launch.brief.predicted) for launch in listed],
+        f"Measured, {unit}": [each(launch.brief.measured) for launch in listed],
+        "Ratio": [
+            " · ".join(
+                units.ratio(measured / predicted) if predicted else "—"
+                for predicted, measured in zip(launch.brief.predicted, launch.brief.measured, strict=True)
+            )
+            for launch in listed
+        ],
+    }
+    return pd.DataFrame(columns)
 
 
 BY = "by"

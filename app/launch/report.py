@@ -89,8 +89,20 @@ def show(launch: Launched, past: list[Launched]) -> None:
         what_for = f"**The prediction is for {_here(launch)}, not for the drawn cluster as on other pages.** "
     with st.container(gap="xsmall"):
         with st.container(horizontal=True, vertical_alignment="center"):
-            st.subheader(_title(launch), anchor=False)
-            _relaunch(launch, past)
+            names = plain(" and ".join(launch.brief.plans))
+            st.subheader(
+                {State.DONE: f"Measured: {names}", State.FAILED: f"{names} failed"}.get(launch.state, f"{names}, stopped"),
+                anchor=False,
+            )
+            here = launch.brief.on in ("local", "testbed")
+            blocked = history.refusal() or (history.why_not_now(past) if here else None)
+            if st.button("Relaunch", icon=":material/replay:", disabled=bool(blocked), help=blocked or "the same once more"):
+                arguments = launch.job.request.arguments
+                with failing.saying(sentence):
+                    if failed := prepare(Launch.from_arguments(arguments), cached.attached()).failed:
+                        raise InputError(f"{failed.name}: {failed.text}")
+                    history.start(arguments)
+                    st.rerun()
         st.caption(f"{what_for}{started}{ranks}{tokens} · {ended}")
     if launch.state is State.DONE:
         note(launch)
@@ -107,34 +119,15 @@ def show(launch: Launched, past: list[Launched]) -> None:
     watch.ranks(launch.job)
 
 
-def _title(launch: Launched) -> str:
-    names = plain(" and ".join(launch.brief.plans))
-    return {State.DONE: f"Measured: {names}", State.FAILED: f"{names} failed"}.get(launch.state, f"{names}, stopped")
-
-
 def _here(launch: Launched) -> str:
     return HERE.get(launch.brief.on, "the machines that it ran on")
-
-
-def _relaunch(launch: Launched, past: list[Launched]) -> None:
-    here = launch.brief.on in ("local", "testbed")
-    blocked = history.refusal() or (history.why_not_now(past) if here else None)
-    if st.button("Relaunch", icon=":material/replay:", disabled=bool(blocked), help=blocked or "the same once more"):
-        arguments = launch.job.request.arguments
-        with failing.saying(sentence):
-            if failed := prepare(Launch.from_arguments(arguments), cached.attached()).failed:
-                raise InputError(f"{failed.name}: {failed.text}")
-            history.start(arguments)
-            st.rerun()
 
 
 def _measured(launch: Launched) -> None:
     report = cached.result_of(launch.job)
     if report is None or not report.is_of_now:
-        st.warning(
-            "Another version of Switchyard ran this launch; its results cannot be shown here. Relaunch it.",
-            icon=":material/history:",
-        )
+        text = "Another version of Switchyard ran this launch; its results cannot be shown here. Relaunch it."
+        st.warning(text, icon=":material/history:")
         return
     runs = report.runs
     names = unlike([run.name for run in runs], [run.plan for run in runs])
@@ -221,11 +214,8 @@ def _figures(run: LaunchedPlan, report: LaunchAnswer) -> None:
             width="content",  # squeezed, it would be written smaller
             help="fastest and slowest timed pass",
         )
-        st.metric(
-            "Waiting between steps",
-            units.seconds(run.waiting_seconds),
-            help=f"barriers; predicted were {units.seconds(run.predicted_waiting_seconds)}",
-        )
+        help = f"barriers; predicted were {units.seconds(run.predicted_waiting_seconds)}"
+        st.metric("Waiting between steps", units.seconds(run.waiting_seconds), help=help)
         st.metric(
             "Output differs by",
             f"{run.difference:.1g}",

@@ -9,7 +9,7 @@ from app.launch.history import Launched
 from engine import units
 from engine.jobs.launches import run_folder
 from engine.jobs.runner import Job
-from engine.launch.rank.failure import Standing, log_tail, standing
+from engine.launch.rank.failure import log_tail, standing
 
 GRACE = 8.0
 """Seconds in which a stopped launch may end by itself: a testbed takes its network apart."""
@@ -51,7 +51,25 @@ def ranks(job: Job) -> None:
         return
     left, right = st.columns([5, 6], gap="medium")
     with left:
-        _standing(now, job.finished or time.time())
+        moment = job.finished or time.time()
+        rows = [
+            {
+                "Rank": rank,
+                "Done": 100 * step.done if step else 0.0,
+                "Doing": step.message if step else "starting",
+                "Last seen": f"{units.seconds(max(0.0, moment - step.time))} ago" if step else "",
+            }
+            for rank, step in enumerate(now.steps)
+        ]
+        column = st.column_config
+        height = "content" if len(rows) <= 8 else HEIGHT
+        column_config = {
+            "Rank": column.NumberColumn(width=45),
+            "Doing": column.TextColumn(width=230),
+            "Done": column.ProgressColumn(format="%.0f %%", min_value=0, max_value=100, width=110),
+            "Last seen": column.TextColumn(width=90),
+        }
+        tables.show(rows, hide_index=True, height=height, alt="Progress of every rank", column_config=column_config)
     with right:
         every, usual, key = range(len(now.steps)), now.failed or 0, f"log-{job.id}-{now.failed}"
 
@@ -66,28 +84,3 @@ def ranks(job: Job) -> None:
         # As high when it is empty, so that nothing jumps while it fills; and the newest lines are in view.
         with st.container(height=HEIGHT - 70, border=False, autoscroll=True):
             st.code(log_tail(run_folder(job), rank, LINES) or "(it has printed nothing)", language=None, wrap_lines=True)
-
-
-def _standing(now: Standing, moment: float) -> None:
-    rows = [
-        {
-            "Rank": rank,
-            "Done": 100 * step.done if step else 0.0,
-            "Doing": step.message if step else "starting",
-            "Last seen": f"{units.seconds(max(0.0, moment - step.time))} ago" if step else "",
-        }
-        for rank, step in enumerate(now.steps)
-    ]
-    column = st.column_config
-    tables.show(
-        rows,
-        hide_index=True,
-        height="content" if len(rows) <= 8 else HEIGHT,
-        alt="Progress of every rank",
-        column_config={
-            "Rank": column.NumberColumn(width=45),
-            "Doing": column.TextColumn(width=230),
-            "Done": column.ProgressColumn(format="%.0f %%", min_value=0, max_value=100, width=110),
-            "Last seen": column.TextColumn(width=90),
-        },
-    )

@@ -15,7 +15,6 @@ from engine.goal import Goal
 from engine.plan import Plan
 from engine.problem import Problem
 from engine.systems import System, baseline_for
-from engine.systems.options import Value
 
 LINEAR = "linear (contiguous blocks)"
 ROUND_ROBIN = "round-robin (as vLLM)"
@@ -28,13 +27,8 @@ def choose(problem: Problem) -> bool:
     names = {None: LINEAR} | ({dealt.id: ROUND_ROBIN} if dealt else {})
     names |= {id: plan.name for id, plan in plans.items() if id not in names}
     now = state.session.in_use if state.session.in_use in names else None
-    chosen = st.selectbox(
-        "Deployed now",
-        list(names),
-        list(names).index(now),
-        format_func=names.__getitem__,
-        help="What runs today: gains and what a move costs are counted from here.",
-    )
+    help = "What runs today: gains and what a move costs are counted from here."
+    chosen = st.selectbox("Deployed now", list(names), list(names).index(now), format_func=names.__getitem__, help=help)
     if dealt is not None and chosen == dealt.id and chosen not in plans:
         state.add_imported(dealt)
     if chosen == now:
@@ -53,15 +47,12 @@ def planned_first(problem: Problem, chosen: Sequence[System], options: Mapping[s
     run = [{"name": system.name, "options": options.get(system.name, {})} for system in systems]
     usual = baseline_for(problem)
     needed = {"name": usual.name, "options": usual.settings({}).model_dump()}
-    mine = [choice for choice in run if usual.name == choice["name"] and is_usual(usual, choice["options"])]
+    mine = [
+        choice for choice in run if usual.name == choice["name"] and usual.settings(choice["options"]) == usual.settings({})
+    ]
     if not mine and _is_planned(problem):
         return run
     return [*(mine or [needed]), *(choice for choice in run if choice not in mine)]
-
-
-def is_usual(system: System, options: Mapping[str, Value]) -> bool:
-    """True if a system's options are its defaults."""
-    return system.settings(options) == system.settings({})
 
 
 def _is_planned(problem: Problem) -> bool:
@@ -114,11 +105,8 @@ def show(problem: Problem) -> None:
             st.metric("Time, simulated", units.seconds(figures.total), help=f"of a pass; {figures.how_simulated}")
         st.metric("Balancedness", f"{even.balancedness:.3f}", help="mean / largest load of the GPUs; 1 is even")
         tables.metric(even)
-        st.metric(
-            "Cross-node share",
-            "one node" if away is None else units.share(away),
-            help="of the token copies that are dispatched, counted one by one: those that go to another node",
-        )
+        help = "of the token copies that are dispatched, counted one by one: those that go to another node"
+        st.metric("Cross-node share", "one node" if away is None else units.share(away), help=help)
         if figures is not None:
             _ceiling(figures, problem)
 

@@ -25,9 +25,8 @@ from engine.workload import RoutingTrace
 def show(problem: Problem) -> None:
     """Show the front of plans between balance and affinity."""
     st.caption(
-        "Every point is a placement that no other beats in both. With several experts per token, hops are counted "
-        "between all of them; where tokens share rows, rows count in place of hops. The search is a heuristic, so a better "
-        "point may exist."
+        "Every point is a placement that no other beats in both. With several experts per token, hops are counted between all "
+        "of them; where tokens share rows, rows count in place of hops. The search is a heuristic, so a better point may exist."
     )
     if not isinstance(problem.workload, RoutingTrace):
         st.info("Affinity needs tokens that can be followed from layer to layer: open a routing log.", icon=":material/info:")
@@ -79,8 +78,7 @@ def _show_front(problem: Problem, beside: str | None, where: str, answer: FrontA
     widgets.chart(charts.front(points, others, elsewhere, where, across), "front")
     order = sorted(range(len(candidates)), key=lambda index: across.better * points[index][across.key])
     names = {
-        index: f"{across.written(points[index][across.key])} {across.noun}, "
-        f"balancedness {points[index]['balancedness']:.3f}, "
+        index: f"{across.written(points[index][across.key])} {across.noun}, balancedness {points[index]['balancedness']:.3f}, "
         f"{units.seconds(points[index]['seconds'])}"
         for index in order
     }
@@ -98,15 +96,8 @@ def _front_form(problem: Problem) -> None:
         over = kept.selectbox(
             "Over several recordings", ["worst", "mean"], width=180, disabled=not problem.others, key="front-over"
         )
-        moves = kept.number_input(
-            "Experts that may move",
-            0,
-            None,
-            0,
-            width=190,
-            key="front-moves",
-            help="from the placement deployed now, over all layers; 0: any number",
-        )
+        help = "from the placement deployed now, over all layers; 0: any number"
+        moves = kept.number_input("Experts that may move", 0, None, 0, width=190, key="front-moves", help=help)
         limit = kept.number_input("Time limit, s", 1, 3600, 20, width=110, key="front-limit")
         if st.button("Find the front", icon=":material/play_arrow:", type="primary"):
             studies.start("front", problem, {"points": points, "over": over, "max_moves": moves, "time_limit": limit})

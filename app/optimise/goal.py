@@ -13,7 +13,7 @@ from engine import formats, units
 from engine.jobs import runtimes
 from engine.network import Network
 from engine.plan import Travel
-from engine.plan.send_order import Dtype, Replicas
+from engine.plan.send_order import Dtype, Replicas, TravelUnit
 from engine.problem import Problem
 from engine.systems import System
 
@@ -150,35 +150,82 @@ REPLICAS: dict[str, Replicas | None] = {
 REPLICAS_HELP = (
     "Where an expert has copies. In turn: each serves as many tokens as the others, as in vLLM, and in SGLang without an "
     "all-to-all backend. Nearest: SGLang with DeepEP, its default: a rank has one copy, its own, else its node's first, else "
-    "one that it drew; dynamic: all in turn instead. Fixed: vLLM-Ascend gives rank r copy r modulo the copies. "
-    "Fewest: each token goes to the copies that touch fewest GPUs or nodes, which no engine is known to do. Replication plans "
-    "for the rule."
+    "one that it drew; dynamic: all in turn instead; linear programme: those that leave the busiest GPU least to do. Fixed: "
+    "vLLM-Ascend gives rank r copy r modulo the copies. Fewest: each token goes to the copies that touch fewest GPUs or nodes, "
+    "which no engine is known to do. Replication plans for the rule."
 )
+
+
+ENGINES: dict[str, tuple[TravelUnit, Replicas | None]] = {
+    "SGLang, DeepEP low latency (decode)": ("copies", "nearest-static"),
+    "SGLang, DeepEP normal (prefill)": ("node", "nearest-static"),
+    "vLLM, DeepEP low latency (decode)": ("copies", None),
+    "vLLM, DeepEP high throughput (prefill)": ("node", None),
+    "vLLM-Ascend": ("copies", "fixed"),
+}
+OTHER = "as chosen below"
+
+
+def _as_engine(engine: str, problem: Problem) -> Travel:
+    """Tokens of a model as an engine's defaults send them: rows in the model's format, of fp8 models bf16 back."""
+    unit, replicas = ENGINES[engine]
+    combine = "bf16" if problem.model.dtype == "fp8" else None
+    return Travel(unit=unit, replicas=replicas, combine=combine)
+
+
+def _choose_engine(problem: Problem, now: Travel) -> None:
+    """The choice of an engine, which sets the controls below it."""
+    engines = {engine: _as_engine(engine, problem) for engine in ENGINES}
+    own = next((engine for engine, travel in engines.items() if travel == now), OTHER)
+    titles = [OTHER, *ENGINES]
+    chosen = st.selectbox(
+        "Serving engine",
+        titles,
+        titles.index(own),
+        width=320,
+        key=f"travel-engine-{own}",
+        help="Sets how tokens travel and which copy serves them as an engine does by default, for plans that it is to run.",
+    )
+    if chosen in (own, OTHER):
+        return
+    travel = engines[chosen]
+    st.session_state[UNIT_KEY], st.session_state["travel-replicas"] = travel.unit, _way(travel)
+    for side in ("dispatch", "combine"):
+        st.session_state[f"travel-{side}"] = getattr(travel, side) or _own_format(problem)
+    state.update(travel=None if travel == Travel() else travel)
+    st.rerun()
+
+
+def _own_format(problem: Problem) -> str:
+    return f"same as the model ({problem.model.dtype})"
+
+
+def _way(travel: Travel) -> str:
+    return next(way for way, replicas in REPLICAS.items() if replicas == travel.replicas)
+
+
+UNIT_KEY = "travel-unit"
 
 
 def travel_inputs(problem: Problem) -> None:
     """Controls of `problem.travel`."""
     now = state.session.travel or Travel()
-    unit = widgets.segments("How tokens travel", list(UNITS), UNITS.__getitem__, default=now.unit, help=HELP, key="travel-unit")
+    _choose_engine(problem, now)
+    unit = widgets.segments("How tokens travel", list(UNITS), UNITS.__getitem__, default=now.unit, help=HELP, key=UNIT_KEY)
     formats: dict[str, Dtype | None] = {}
-    own = f"same as the model ({problem.model.dtype})"
+    own = _own_format(problem)
     for way, title in (("dispatch", "Dispatch format"), ("combine", "Combine format")):
         options = [own, *get_args(Dtype)]
-        dtype = st.selectbox(
-            title,
-            options,
-            options.index(getattr(now, way) or own),
-            width=240,
-            key=f"travel-{way}",
-            help="DeepSeek's engines send fp8 out, with a scale for every 128 numbers, and bf16 back.",
-        )
+        help = "DeepSeek's engines send fp8 out, with a scale for every 128 numbers, and bf16 back."
+        dtype = st.selectbox(title, options, options.index(getattr(now, way) or own), width=240, key=f"travel-{way}", help=help)
         formats[way] = None if dtype == own else dtype
     if problem.model.dtype == "fp8" and formats["combine"] is None:
         st.caption(":material/info: DeepSeek's engines combine in bf16, twice as many bytes as counted here.")
     ways = [way for way, replicas in REPLICAS.items() if unit != "copies" or replicas != "fewest"]
-    own_way = next((way for way in ways if REPLICAS[way] == now.replicas), ways[0])
-    way = st.selectbox("Copies of an expert", ways, ways.index(own_way), width=240, key="travel-replicas", help=REPLICAS_HELP)
-    chosen = Travel(unit=unit, replicas=REPLICAS[way], **formats).on_nodes(problem.cluster.node_sizes)
+    own_way = _way(now)
+    place = ways.index(own_way) if own_way in ways else 0
+    way = st.selectbox("Copies of an expert", ways, place, width=240, key="travel-replicas", help=REPLICAS_HELP)
+    chosen = Travel(unit=unit, replicas=REPLICAS[way], **formats)
     if chosen != now:
         state.update(travel=None if chosen == Travel() else chosen)
         st.rerun()

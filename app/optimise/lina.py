@@ -61,26 +61,14 @@ def _form(problem: Problem, usual_slots: int) -> None:
             "Scheduling, ms", 0.0, 1e4, default.schedule_seconds * 1e3, width=150, key="lina-scheduling"
         )
         check = kept.number_input("Popularity check, ms", 0.0, 1e4, default.check_seconds * 1e3, width=130, key="lina-check")
-        other = kept.number_input(
-            "Rest of a layer, ms",
-            0.0,
-            1e4,
-            0.0,
-            width=170,
-            key="lina-rest",
-            help="attention and the like, which also hides the first phase",
-        )
+        help = "attention and the like, which also hides the first phase"
+        other = kept.number_input("Rest of a layer, ms", 0.0, 1e4, 0.0, width=170, key="lina-rest", help=help)
         host = kept.number_input("Host link, GB/s", 0.1, 1e3, default.host_bandwidth / 1e9, width=150, key="lina-host-link")
-        slots = kept.number_input(
-            "Experts per device",
-            0,
-            4096,
-            0,
-            width=150,
-            key="lina-slots",
-            help=f"of a layer, at most; 0: {usual_slots}, which is the paper's {PAPER_SLOTS} or twice an even share, as "
-            "far as the memory holds them",
+        help = (
+            f"of a layer, at most; 0: {usual_slots}, which is the paper's {PAPER_SLOTS} or twice an even share, as "
+            "far as the memory holds them"
         )
+        slots = kept.number_input("Experts per device", 0, 4096, 0, width=150, key="lina-slots", help=help)
         packing = kept.selectbox(
             "Hosting", ["lina", "best"], width=120, key="lina-hosting", help="the paper's packing, or the best there is"
         )
@@ -123,22 +111,21 @@ def _show(answer: LinaAnswer) -> None:
 
 def _as_text(runs: Sequence[LinaRun], what: str) -> pd.DataFrame:
     """One row for each path length. what: a key of TIMES."""
-    return pd.DataFrame(
-        [
-            {
-                "Path length": run.options.path_length,
-                "Correct, any order": units.share(run.accuracy),
-                "Correct, in order": units.share(run.accuracy_in_order),
-                "Re-tuned": units.share(run.fine_tuning_rate),
-                **{
-                    f"{title}, {end}": f"{getattr(run.figures[scheme], f'{key}_{what}'):.3g}×"
-                    for scheme, (title, _, _) in charts.SCHEMES.items()
-                    for key, end in (("median", "median"), ("tail", "95 %"))
-                },
-            }
-            for run in runs
-        ]
-    )
+    rows = [
+        {
+            "Path length": run.options.path_length,
+            "Correct, any order": units.share(run.accuracy),
+            "Correct, in order": units.share(run.accuracy_in_order),
+            "Re-tuned": units.share(run.fine_tuning_rate),
+            **{
+                f"{title}, {end}": f"{getattr(run.figures[scheme], f'{key}_{what}'):.3g}×"
+                for scheme, (title, _, _) in charts.SCHEMES.items()
+                for key, end in (("median", "median"), ("tail", "95 %"))
+            },
+        }
+        for run in runs
+    ]
+    return pd.DataFrame(rows)
 
 
 def _most_popular(load: np.ndarray) -> None:

@@ -185,26 +185,23 @@ def as_text(comparison: Comparison) -> pd.DataFrame:
     memory, memory_unit = units.scale_of(figures[0].memory.room, units.SIZE)
     room = figures[0].memory.room / memory
     step = figures[0].step
-    return pd.DataFrame(
-        {
-            "": [mark(row.plan.id == state.session.plan) for row in rows],
-            "Plan": [row.plan.name for row in rows],
-            f"{TIMES[step.phase]}, {unit} (simulated)": [units.digits(served.seconds / factor) for served in figures],
-            f"Gain over {comparison.baseline.plan.name}": [
-                DEPLOYED
-                if comparison.is_deployed(row)
-                else f"{100 * row.figures.gain_over(comparison.baseline.figures):+.1f} %"
-                for row in rows
-            ],
-            "Tokens/s/GPU": [units.digits(served.tokens_per_second) for served in figures],
-            f"Bound, {unit}": [units.digits(served.bound / factor) for served in figures],
-            "Above the bound": [units.share(relative_gap(served.seconds, served.bound)) for served in figures],
-            f"Fullest GPU, of {units.digits(room)} {memory_unit}": [
-                units.digits(served.memory.total / memory) for served in figures
-            ],
-            "Room for sequences": [f"{served.memory.most_sequences(step):,}" for served in figures],
-        }
-    )
+    columns = {
+        "": [mark(row.plan.id == state.session.plan) for row in rows],
+        "Plan": [row.plan.name for row in rows],
+        f"{TIMES[step.phase]}, {unit} (simulated)": [units.digits(served.seconds / factor) for served in figures],
+        f"Gain over {comparison.baseline.plan.name}": [
+            DEPLOYED if comparison.is_deployed(row) else f"{100 * row.figures.gain_over(comparison.baseline.figures):+.1f} %"
+            for row in rows
+        ],
+        "Tokens/s/GPU": [units.digits(served.tokens_per_second) for served in figures],
+        f"Bound, {unit}": [units.digits(served.bound / factor) for served in figures],
+        "Above the bound": [units.share(relative_gap(served.seconds, served.bound)) for served in figures],
+        f"Fullest GPU, of {units.digits(room)} {memory_unit}": [
+            units.digits(served.memory.total / memory) for served in figures
+        ],
+        "Room for sequences": [f"{served.memory.most_sequences(step):,}" for served in figures],
+    }
+    return pd.DataFrame(columns)
 
 
 def parts(comparison: Comparison) -> None:
@@ -269,9 +266,11 @@ def results(problem: Problem, serving: Serving) -> None:
     if not comparison.rows:
         st.caption("No plan for these inputs yet: this is what is deployed. Press Run for better ones.")
     if serving_form.routing_is_assumed():
+        other = cached.workload()
+        why = "" if other is None else f" {plain(other.name)} is a recording of another model."
         st.caption(
-            ":material/balance: Balanced routing is assumed, under which placements hardly differ. Open a recording of this "
-            "model to see what a plan wins."
+            f":material/balance: Balanced routing is assumed, under which placements hardly differ.{why} Open a recording of "
+            "this model to see how much a plan wins."
         )
     parts(comparison)
     st.markdown(f"**{plain(comparison.shown.plan.name)}**")

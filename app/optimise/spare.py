@@ -50,13 +50,9 @@ def panel(problem: Problem) -> None:
     others.pop(problem.workload.digest, None)
     chosen = []
     if others:
+        placeholder = "The later half of the open recording"
         chosen = kept.multiselect(
-            "Judged on",
-            list(others),
-            list(others),
-            format_func=others.get,
-            placeholder="The later half of the open recording",
-            key="spare-judged-on",
+            "Judged on", list(others), list(others), format_func=others.get, placeholder=placeholder, key="spare-judged-on"
         )
     wanted = {"recordings": [problem.workload.digest, *chosen], **serving_page.arguments(problem)}
     if st.button("Advise", icon=":material/memory:", disabled=studies.is_running(KIND)):
@@ -111,20 +107,16 @@ def _advice(advised: Knee, points: Sequence[RedundancyPoint]) -> None:
 def as_text(points: Sequence[RedundancyPoint]) -> pd.DataFrame:
     """One row for each number of slots."""
     fewest = points[0].slots_of_gpu
-    return pd.DataFrame(
-        {
-            "Spare per GPU": [f"+{point.slots_of_gpu - fewest}" for point in points],
-            "Slots per layer": [f"{point.slots:,}" for point in points],
-            "Gain": [units.signed(point.gain) for point in points],
-            f"{units.share(CONFIDENCE)} interval": [
-                "",
-                *(" to ".join(map(units.signed, point.interval)) for point in points[1:]),
-            ],
-            "Worst": [units.signed(point.gain_worst) for point in points],
-            "Time": [units.seconds(point.seconds) for point in points],
-            "Balancedness": [f"{point.balancedness:.3f}" for point in points],
-            "As planned": [f"{point.planned_balancedness:.3f}" for point in points],
-            "Memory of spare": [units.size(point.memory_bytes) for point in points],
-            "Experts per GPU": [units.size(point.gpu_bytes) for point in points],
-        }
-    )
+    columns = {
+        "Spare per GPU": [f"+{point.slots_of_gpu - fewest}" for point in points],
+        "Slots per layer": [f"{point.slots:,}" for point in points],
+        "Gain": [units.signed(point.gain) for point in points],
+        f"{units.share(CONFIDENCE)} interval": ["", *(" to ".join(map(units.signed, point.interval)) for point in points[1:])],
+        "Worst": [units.signed(point.gain_worst) for point in points],
+        "Time": [units.seconds(point.seconds) for point in points],
+        "Balancedness": [f"{point.balancedness:.3f}" for point in points],
+        "As planned": [f"{point.planned_balancedness:.3f}" for point in points],
+        "Memory of spare": [units.size(point.memory_bytes) for point in points],
+        "Experts per GPU": [units.size(point.gpu_bytes) for point in points],
+    }
+    return pd.DataFrame(columns)

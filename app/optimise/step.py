@@ -81,14 +81,12 @@ class _Inputs:
             values["sequence_length"] = self._whole(
                 "Sequence length, tokens", "sequence_length", "Tokens of a sequence. Attention grows with its square."
             )
+            help = (
+                "How tokens choose experts. Batch-prioritised needs the whole batch, so that nothing before the gate can "
+                "be cut (Lancet §2.3)."
+            )
             values["gate"] = st.selectbox(
-                "Gate",
-                get_args(Gate),
-                get_args(Gate).index(self.step.gate),
-                key=self.keys["gate"],
-                width=190,
-                help="How tokens choose experts. Batch-prioritised needs the whole batch, so that nothing before the gate can "
-                "be cut (Lancet §2.3).",
+                "Gate", get_args(Gate), get_args(Gate).index(self.step.gate), key=self.keys["gate"], width=190, help=help
             )
             values["capacity_factor"] = st.number_input(
                 "Capacity factor",
@@ -111,16 +109,13 @@ class _Inputs:
         if known and cached.model_fault(recording, state.session.model) is None:
             options["recorded"] = f"as in {recording.name}"
         at = list(options).index(self.step.routing) if self.step.routing in options else 0
-        return st.selectbox(
-            "Routing",
-            list(options),
-            at,
-            options.get,
-            key=f"{self.keys['routing']}-{len(options) > 1}",
-            width=230,
-            help="Balanced: every expert is chosen equally often, which a balance loss aims at. As recorded: by the shares "
+        help = (
+            "Balanced: every expert is chosen equally often, which a balance loss aims at. As recorded: by the shares "
             "of the open recording, scaled to the tokens of the step; offered when a routing log or expert loads of "
-            "this model are open.",
+            "this model are open."
+        )
+        return st.selectbox(
+            "Routing", list(options), at, options.get, key=f"{self.keys['routing']}-{len(options) > 1}", width=230, help=help
         )
 
     def dense_layers(self) -> dict[str, object]:
@@ -132,16 +127,11 @@ class _Inputs:
         ):
             values["heads"] = self._whole("Attention heads", "heads", "Heads of every layer; each has d_model / heads numbers.")
             values["dense_d_ff"] = self._whole("Dense d_ff", "dense_d_ff", "Inner width of the FFN of layers without experts.")
-            values["vocabulary"] = self._whole(
-                "Vocabulary, tokens",
-                "vocabulary",
-                "Rows of the embedding. Head and loss grow with it, and so does the largest all-reduce.",
-            )
+            text = "Rows of the embedding. Head and loss grow with it, and so does the largest all-reduce."
+            values["vocabulary"] = self._whole("Vocabulary, tokens", "vocabulary", text)
+            help = "Input and output embedding are one matrix, as in GPT-2: its gradient is reduced once."
             values["tied_embeddings"] = st.checkbox(
-                "Tied embeddings",
-                self.step.tied_embeddings,
-                key=self.keys["tied_embeddings"],
-                help="Input and output embedding are one matrix, as in GPT-2: its gradient is reduced once.",
+                "Tied embeddings", self.step.tied_embeddings, key=self.keys["tied_embeddings"], help=help
             )
         return values
 
@@ -154,7 +144,8 @@ def _reset(usual: TrainingStep, keys: dict[str, str]) -> None:
 
 def summary(problem: Problem) -> None:
     """Totals of the step, and its operators as a file."""
-    graph, placement = _operators(problem), linear_placement(problem)
+    key = (problem.model.digest, problem.step.digest, len(problem.cluster.gpus), problem.graph and problem.graph.digest)
+    graph, placement = _operators_of(key, problem), linear_placement(problem)
     sent = max((operator.sent for operator in graph.of_phase("forward") if operator.network), default=0.0)
     if problem.graph is None:
         sent = float(route(problem, placement, irregular=False).traffic.sum(axis=2).max())
@@ -218,11 +209,6 @@ def _read_graph(name: str, content: bytes, problem: Problem) -> OperatorGraph:
         graph = formats.read_document(OperatorGraph, path)
         run(TRAINING["deepspeed"], replace(problem, graph=graph))
     return graph
-
-
-def _operators(problem: Problem) -> OperatorGraph:
-    key = (problem.model.digest, problem.step.digest, len(problem.cluster.gpus), problem.graph and problem.graph.digest)
-    return _operators_of(key, problem)
 
 
 @st.cache_resource(max_entries=8, show_spinner=False)

@@ -35,35 +35,34 @@ def rows(problem: Problem) -> pd.DataFrame:
         proof = proof_of_plan(candidate.plan, figures)
         move = now and cached.migration(candidate.plan, now.plan, problem)
         parts = figures.decomposition or {}
-        entries.append(
-            {
-                "id": id,
-                "open": id == state.session.plan,
-                "Plan": candidate.plan.name,
-                "Time": figures.total,
-                "Gap": figures.order_gap,
-                "Bound": figures.order_bound,
-                "Any placement": math.nan if proof.gap is None else proof.gap,
-                "Exposed": parts.get("communication", math.nan),
-                "Overlap": figures.overlap,
-                "System": candidate.plan.provenance.optimiser,
-                "Balancedness": figures.balancedness,
-                "Overload": figures.balance.factors,
-                "Kept local": figures.kept_local,
-                "Rows": math.nan if candidate.plan.travel is None else figures.rows,
-                "Utilisation": figures.utilisation,
-                "Experts": figures.memory,
-                "Found in": candidate.runtime,
-                "Proof": proof.in_words,
-                "proof": proof.sentence,
-                "notes": candidate.notes,
-                "Scheduled": candidate.notes.get(SCHEDULED, {}).get("value", math.nan),
-                "Copies": move.copies if move else math.nan,
-                "Bytes": move.bytes if move else math.nan,
-                "Move": move.seconds if move else math.nan,
-                "Steps": move.steps if move else math.nan,
-            }
-        )
+        entry = {
+            "id": id,
+            "open": id == state.session.plan,
+            "Plan": candidate.plan.name,
+            "Time": figures.total,
+            "Gap": figures.order_gap,
+            "Bound": figures.order_bound,
+            "Any placement": math.nan if proof.gap is None else proof.gap,
+            "Exposed": parts.get("communication", math.nan),
+            "Overlap": figures.overlap,
+            "System": candidate.plan.provenance.optimiser,
+            "Balancedness": figures.balancedness,
+            "Overload": figures.balance.factors,
+            "Kept local": figures.kept_local,
+            "Rows": math.nan if candidate.plan.travel is None else figures.rows,
+            "Utilisation": figures.utilisation,
+            "Experts": figures.memory,
+            "Found in": candidate.runtime,
+            "Proof": proof.in_words,
+            "proof": proof.sentence,
+            "notes": candidate.notes,
+            "Scheduled": candidate.notes.get(SCHEDULED, {}).get("value", math.nan),
+            "Copies": move.copies if move else math.nan,
+            "Bytes": move.bytes if move else math.nan,
+            "Move": move.seconds if move else math.nan,
+            "Steps": move.steps if move else math.nan,
+        }
+        entries.append(entry)
     if not entries:
         return pd.DataFrame()
     table = pd.DataFrame(entries)
@@ -90,27 +89,21 @@ def show(table: pd.DataFrame) -> None:
     A selection is a row number, so a table with other rows is another widget, and it counts when it is made, not on every run.
     """
     text = as_text(table) if table["Exposed"].isna().all() else as_text_of_steps(table)
-    tables.choose_row(
-        text,
-        table["id"].tolist(),
-        lambda id: state.update(plan=id),
-        "candidates",
-        column_config=columns_in_sight(text)
-        | {
-            tables.COLUMN: st.column_config.TextColumn(help=tables.COLUMN_HELP),
-            "Above the bound": st.column_config.TextColumn(
-                help="The bound: no order of this placement's sends is faster; for a training step, no schedule"
-            ),
-            "Above any placement's bound": st.column_config.TextColumn(
-                help="The bound: no placement without replicas and with as many slots per GPU is faster, as the plan's "
-                "optimiser claims for these inputs; not rechecked here"
-            ),
-            "Proof": st.column_config.TextColumn(
-                help="Choices that no other can better, in simulated time. For the order of sends this is proven here, for "
-                "every plan; for the placement it is its optimiser's claim"
-            ),
-        },
-    )
+    configured = columns_in_sight(text) | {
+        tables.COLUMN: st.column_config.TextColumn(help=tables.COLUMN_HELP),
+        "Above the bound": st.column_config.TextColumn(
+            help="The bound: no order of this placement's sends is faster; for a training step, no schedule"
+        ),
+        "Above any placement's bound": st.column_config.TextColumn(
+            help="The bound: no placement without replicas and with as many slots per GPU is faster, as the plan's "
+            "optimiser claims for these inputs; not rechecked here"
+        ),
+        "Proof": st.column_config.TextColumn(
+            help="Choices that no other can better, in simulated time. For the order of sends this is proven here, for "
+            "every plan; for the placement it is its optimiser's claim"
+        ),
+    }
+    tables.choose_row(text, table["id"].tolist(), lambda id: state.update(plan=id), "candidates", column_config=configured)
 
 
 def columns_in_sight(text: pd.DataFrame) -> dict[str, Any]:
@@ -175,19 +168,17 @@ def as_text_of_steps(table: pd.DataFrame) -> pd.DataFrame:
         f"{units.digits(communication / factor)} · {units.share(communication / (total or 1))}"
         for communication, total in zip(table["Exposed"], table["Time"], strict=True)
     ]
-    return pd.DataFrame(
-        times
-        | {
-            f"Bound, {unit}": (table["Bound"] / factor).map(units.digits),
-            "Above the bound": table["Gap"].map(units.share),
-            f"Exposed communication, {unit}": exposed,
-            "Overlap": table["Overlap"].map(units.share),
-            "Utilisation": table["Utilisation"].map(units.share),
-            f"Memory per GPU, {memory_unit}": (table["Experts"] / memory).map(units.digits),
-            "Proof": table["Proof"],
-            "Found in": table["Found in"].map(units.seconds, na_action="ignore"),
-        }
-    )
+    columns = times | {
+        f"Bound, {unit}": (table["Bound"] / factor).map(units.digits),
+        "Above the bound": table["Gap"].map(units.share),
+        f"Exposed communication, {unit}": exposed,
+        "Overlap": table["Overlap"].map(units.share),
+        "Utilisation": table["Utilisation"].map(units.share),
+        f"Memory per GPU, {memory_unit}": (table["Experts"] / memory).map(units.digits),
+        "Proof": table["Proof"],
+        "Found in": table["Found in"].map(units.seconds, na_action="ignore"),
+    }
+    return pd.DataFrame(columns)
 
 
 def mark(is_open: bool) -> str:

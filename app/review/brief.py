@@ -52,7 +52,7 @@ def words(plan: Plan, move: Migration | None) -> list[str]:
         sentences.append(_move(move))
     if plan.goal is not Goal.TRAINING:
         sentences.append(_order(plan.send_order, plan.send_order_b))
-        sentences += _travel(plan.travel)
+        sentences += _travel(plan.travel, plan.placement.single)
     if plan.execution == "context-coherent":
         sentences.append(
             "Keeps the contexts of all tokens on every GPU: one all-gather spreads the prompts, a token goes on from the GPU "
@@ -114,7 +114,8 @@ def _order(order: SendOrder, second: SendOrder | None) -> str:
     return f"Sends the bytes of every dispatch and combine {manner}."
 
 
-def _travel(travel: Travel | None) -> list[str]:
+def _travel(travel: Travel | None, single: bool) -> list[str]:
+    """single: True if no expert has a copy, so that no rule is needed"""
     if travel is None:
         return []
     sentence = f"Counts on an engine that sends {ROWS[travel.unit]}"
@@ -122,7 +123,7 @@ def _travel(travel: Travel | None) -> list[str]:
     said = [sentence + (f", as {' and '.join(formats)}" if formats else "") + "."]
     if travel.replicas == "fewest":
         said.append(f"Has it send each token to the copies of its experts that touch fewest {TOUCHED[travel.unit]}.")
-    elif travel.replicas:
+    elif travel.replicas and not single:
         said.append(f"Counts on an engine that sends {travel.replicas_in_words}.")
     return said
 

@@ -107,13 +107,8 @@ def _compare(first: SavedPlan | Plan, second: SavedPlan | Plan) -> None:
     )
     table = as_text(names, figures)
     slower = is_loss(speedup(figures[0].total, figures[1].total))
-    tables.show(
-        table,
-        losses={AGAINST: [slower and label == TIME for label in table[""]]},
-        hide_index=True,
-        height="content",
-        alt="Figures of both plans",
-    )
+    losses = {AGAINST: [slower and label == TIME for label in table[""]]}
+    tables.show(table, losses=losses, hide_index=True, height="content", alt="Figures of both plans")
     _placements(plans, (names[0], names[1]))
 
 

@@ -83,7 +83,15 @@ def show(saved: SavedPlan, review: Review | None, problem: Problem | None) -> No
         components.scroll_here_once(time.time_ns() // 1_000_000)
     st.subheader("Discussion", anchor=ANCHOR)
     if review is None:
-        _ask(saved)
+        st.caption("This plan is saved; nobody has asked for a decision.")
+        refused = people.why_not("plan")
+        with st.form(f"ask-{saved.number}"):
+            question = typed(st.text_input, "Question to the team", f"ask-{saved.number}", QUESTION)
+            submitted = st.form_submit_button(
+                "Ask for a decision", icon=":material/how_to_vote:", disabled=bool(refused), help=refused
+            )
+        if submitted:
+            attempt(lambda: store.ask(saved, question))
         return
     with st.container(horizontal=True, vertical_alignment="center"):
         badge(review)
@@ -153,18 +161,6 @@ def _way_to(where: Place, review: Review, problem: Problem | None, key: str) -> 
             st.code(link_to(review.saved, review.id, where), language=None, wrap_lines=True)
 
 
-def _ask(saved: SavedPlan) -> None:
-    st.caption("This plan is saved; nobody has asked for a decision.")
-    refused = people.why_not("plan")
-    with st.form(f"ask-{saved.number}"):
-        question = typed(st.text_input, "Question to the team", f"ask-{saved.number}", QUESTION)
-        submitted = st.form_submit_button(
-            "Ask for a decision", icon=":material/how_to_vote:", disabled=bool(refused), help=refused
-        )
-    if submitted:
-        attempt(lambda: store.ask(saved, question))
-
-
 def _comment(review: Review, problem: Problem | None) -> None:
     refused, form = people.why_not("plan"), f"comment-{review.id}"
     about = f"{form}-about"
@@ -175,14 +171,8 @@ def _comment(review: Review, problem: Problem | None) -> None:
         st.session_state[about] = None
 
     with st.form(form):
-        typed(
-            st.text_area,
-            "Your comment",
-            form,
-            placeholder="Seen by everybody who opens this plan",
-            height=98,
-            max_chars=team.LONGEST_TEXT,
-        )
+        placeholder = "Seen by everybody who opens this plan"
+        typed(st.text_area, "Your comment", form, placeholder=placeholder, height=98, max_chars=team.LONGEST_TEXT)
         if possible := place.places(problem):
             st.selectbox(
                 "About",

@@ -90,12 +90,8 @@ def save_open_plan(workspace: str) -> None:
     """The button that saves the open plan, disabled with the reason if it cannot."""
     plan = cached.open_plan()
     if plan is not None and (there := store.saved_in(workspace, plan)) is not None:
-        st.button(
-            "Saved here already",
-            icon=":material/bookmark_added:",
-            disabled=True,
-            help=f"by {plain(there.by)}, as {plain(there.name)}",
-        )
+        help = f"by {plain(there.by)}, as {plain(there.name)}"
+        st.button("Saved here already", icon=":material/bookmark_added:", disabled=True, help=help)
         return
     problem, reason = _open_problem(plan)
     reason = people.why_not("plan") or reason
@@ -114,14 +110,8 @@ def save_open_plan(workspace: str) -> None:
             st.warning(plain(says), icon=":material/warning:")
         with st.form(f"saving-{key}", border=False):
             name = typed(st.text_input, "Name of the plan", f"{key}-name", plan.name, max_chars=120)
-            note = typed(
-                st.text_area,
-                "Note",
-                f"{key}-note",
-                placeholder="What is special about it, and why now",
-                height=90,
-                max_chars=team.LONGEST_TEXT,
-            )
+            placeholder = "What is special about it, and why now"
+            note = typed(st.text_area, "Note", f"{key}-note", placeholder=placeholder, height=90, max_chars=team.LONGEST_TEXT)
             question = typed(
                 st.text_input,
                 "Question to the team",
@@ -381,23 +371,22 @@ def as_table(listed: Sequence[ListedPlan], looked_at: int | None) -> pd.DataFram
     """One row for each saved plan, figures as numbers, which can be sorted. looked_at: number of the plan on the page."""
     seconds = [plan.summary.seconds for plan in listed]
     factor, unit = units.scale_of(min((total for total in seconds if total), default=1.0), units.TIME)
-    table = pd.DataFrame(
-        {
-            "": ["▸" if plan.number == looked_at else "" for plan in listed],
-            "State": [[_state(plan)] for plan in listed],
-            "Plan": [plan.name for plan in listed],
-            "Gain": pd.Series([plan.summary.gain for plan in listed], dtype=float),
-            "Compared with": [plan.summary.deployed or tables.MISSING for plan in listed],
-            f"Time, {unit} (simulated)": pd.Series(seconds, dtype=float) / factor,
-            "Cluster": [plan.summary.cluster or tables.MISSING for plan in listed],
-            "Recording": [plan.summary.recording or tables.MISSING for plan in listed],
-            "Note": [" ".join(plan.note.split()) for plan in listed],
-            "Comments": [plan.comments for plan in listed],
-            "Saved by": [plan.by for plan in listed],
-            "When": [widgets.describe_time(plan.at) for plan in listed],
-            "ID": [plan.plan[:8] for plan in listed],
-        }
-    )
+    columns = {
+        "": ["▸" if plan.number == looked_at else "" for plan in listed],
+        "State": [[_state(plan)] for plan in listed],
+        "Plan": [plan.name for plan in listed],
+        "Gain": pd.Series([plan.summary.gain for plan in listed], dtype=float),
+        "Compared with": [plan.summary.deployed or tables.MISSING for plan in listed],
+        f"Time, {unit} (simulated)": pd.Series(seconds, dtype=float) / factor,
+        "Cluster": [plan.summary.cluster or tables.MISSING for plan in listed],
+        "Recording": [plan.summary.recording or tables.MISSING for plan in listed],
+        "Note": [" ".join(plan.note.split()) for plan in listed],
+        "Comments": [plan.comments for plan in listed],
+        "Saved by": [plan.by for plan in listed],
+        "When": [widgets.describe_time(plan.at) for plan in listed],
+        "ID": [plan.plan[:8] for plan in listed],
+    }
+    table = pd.DataFrame(columns)
     if any(plan.news for plan in listed):
         table.insert(1, "New", [news.in_words(plan.news) for plan in listed])
     if any(plan.whose for plan in listed):

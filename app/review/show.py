@@ -15,7 +15,6 @@ from app.review.store import link_to
 from app.tables import plain
 from engine import units
 from engine.errors import InputError
-from engine.plan import Plan
 from engine.store import team
 from engine.store.team import Review, Run, SavedPlan
 from engine.systems import SYSTEMS, TRAINING
@@ -55,14 +54,9 @@ def show(saved: SavedPlan, review: Review | None) -> None:
     _runs(runs)
     discussion.show(saved, review, brief.problem if brief else None)
     _family(saved)
-    st.caption(f"Plan `{plan.id[:12]}`, made by {plain(made_by(plan))}, seed {plan.provenance.seed}")
-
-
-def made_by(plan: Plan) -> str:
-    """The title of a plan's optimiser; for a file or an unknown system, its own name."""
     optimiser = plan.provenance.optimiser
     system = {**SYSTEMS, **TRAINING}.get(optimiser)
-    return system.title if system else optimiser
+    st.caption(f"Plan `{plan.id[:12]}`, made by {plain(system.title if system else optimiser)}, seed {plan.provenance.seed}")
 
 
 def _brief(saved: SavedPlan, brief: Brief, line: DeltaGenerator) -> None:
@@ -98,7 +92,11 @@ def _brief(saved: SavedPlan, brief: Brief, line: DeltaGenerator) -> None:
         scored = bool(brief.risks or brief.refused) or not cached.other_recordings(brief.problem)
         verdict_line.show(brief.standing(scored), f"{own.how_simulated}; costs: {brief.own.timeline.cost_source}")
     verdict.show(brief)
-    _load(brief)
+    problem, plan = brief.problem, brief.own.plan
+    marked = place.mark("load", problem)
+    gpu = marked.number if marked is not None and marked.kind == "gpu" else None
+    key = f"review-placement-{digest_of(plan.id)[:16]}-{gpu}"
+    widgets.chart(lambda: charts.placement(plan, problem, gpu), key, digest_of(*cached.key_of(problem)))
 
 
 def _on_others(brief: Brief) -> Brief:
@@ -121,7 +119,12 @@ def _head(saved: SavedPlan, review: Review | None, brief: Brief | None, runs: li
         discussion.standing(saved, review)
         discussion.way(review)
         if saved.plan not in state.session.saved or state.session.plan != saved.plan:
-            _open_button(saved)
+            help = "with everything that it was made from, for Timeline, What-if and Launch"
+            if st.button("Open in this session", icon=":material/route:", help=help):
+                if fault := store.open_in_session(saved):
+                    st.error(plain(fault), icon=":material/error:")
+                else:
+                    st.rerun()
         st.button("Compare", icon=":material/compare:", on_click=leave_brief, args=("Compare",))
         if brief is not None:
             _report(saved, review, brief, runs)
@@ -137,18 +140,6 @@ def _note(saved: SavedPlan) -> None:
         with st.container(horizontal=True, vertical_alignment="center", gap="xsmall"):
             st.caption(f"saved by {plain(saved.by)}, {widgets.describe_time(saved.at)}", width="content")
             corrections(saved)
-
-
-def _open_button(saved: SavedPlan) -> None:
-    if st.button(
-        "Open in this session",
-        icon=":material/route:",
-        help="with everything that it was made from, for Timeline, What-if and Launch",
-    ):
-        if fault := store.open_in_session(saved):
-            st.error(plain(fault), icon=":material/error:")
-        else:
-            st.rerun()
 
 
 def _report(saved: SavedPlan, review: Review | None, brief: Brief, runs: list[Run]) -> None:
@@ -180,14 +171,6 @@ def _noted(saved: SavedPlan) -> None:
         tables.noted(figures)
 
 
-def _load(brief: Brief) -> None:
-    problem, plan = brief.problem, brief.own.plan
-    marked = place.mark("load", problem)
-    gpu = marked.number if marked is not None and marked.kind == "gpu" else None
-    key = f"review-placement-{digest_of(plan.id)[:16]}-{gpu}"
-    widgets.chart(lambda: charts.placement(plan, problem, gpu), key, digest_of(*cached.key_of(problem)))
-
-
 def _runs(runs: list[Run]) -> None:
     if not runs:
         st.caption("No launch of this plan has been measured yet.")
@@ -198,21 +181,20 @@ def _runs(runs: list[Run]) -> None:
 
 def runs_as_text(runs: list[Run]) -> pd.DataFrame:
     """One row for each run."""
-    return pd.DataFrame(
-        {
-            "When": [widgets.describe_time(run.at) for run in runs],
-            "Where": [PLACES.get(run.place, run.place) for run in runs],
-            "Predicted there": [units.seconds(run.predicted) if run.predicted is not None else tables.MISSING for run in runs],
-            "Measured": [units.seconds(run.measured) if run.measured is not None else tables.MISSING for run in runs],
-            "Ratio": [
-                units.ratio(run.measured / run.predicted) if run.measured and run.predicted else tables.MISSING for run in runs
-            ],
-            "Ranks": [str(run.report.get("ranks") or tables.MISSING) for run in runs],
-            "Tokens": [f"{run.report['tokens']:,}" if run.report.get("tokens") else tables.MISSING for run in runs],
-            "Device": [str(run.report.get("device") or tables.MISSING) for run in runs],
-            "Launched by": [run.by for run in runs],
-        }
-    )
+    columns = {
+        "When": [widgets.describe_time(run.at) for run in runs],
+        "Where": [PLACES.get(run.place, run.place) for run in runs],
+        "Predicted there": [units.seconds(run.predicted) if run.predicted is not None else tables.MISSING for run in runs],
+        "Measured": [units.seconds(run.measured) if run.measured is not None else tables.MISSING for run in runs],
+        "Ratio": [
+            units.ratio(run.measured / run.predicted) if run.measured and run.predicted else tables.MISSING for run in runs
+        ],
+        "Ranks": [str(run.report.get("ranks") or tables.MISSING) for run in runs],
+        "Tokens": [f"{run.report['tokens']:,}" if run.report.get("tokens") else tables.MISSING for run in runs],
+        "Device": [str(run.report.get("device") or tables.MISSING) for run in runs],
+        "Launched by": [run.by for run in runs],
+    }
+    return pd.DataFrame(columns)
 
 
 def _family(saved: SavedPlan) -> None:

@@ -135,7 +135,8 @@ def correct(saved: SavedPlan, name: str, note: str) -> None:
 
 def _kept_with(plan: Plan, problem: Problem) -> tuple[dict[str, Any], dict[str, Any]]:
     """Inputs and figures that are kept with a plan, as JSON."""
-    inputs = problem_arguments(problem) | {NAMES: _names(problem)}
+    recordings = [problem.workload, *problem.others, *([problem.second.workload] if problem.second else [])]
+    inputs = problem_arguments(problem) | {NAMES: {recording.digest: recording.name for recording in recordings}}
     candidate, used = cached.candidates().get(plan.id), cached.candidates().get(state.session.in_use or "")
     if problem.in_use is not None and used is not None:
         team.keep_plan(db(), used.plan)
@@ -157,11 +158,6 @@ def summary(plan: Plan, problem: Problem) -> team.Summary:
         in_brief.baseline.figures.total,
         in_brief.baseline.plan.name,
     )
-
-
-def _names(problem: Problem) -> dict[str, str]:
-    recordings = [problem.workload, *problem.others, *([problem.second.workload] if problem.second else [])]
-    return {recording.digest: recording.name for recording in recordings}
 
 
 def _finite(value: Any) -> Any:
@@ -267,7 +263,7 @@ def _brief(plan: Plan, problem: Problem, in_use: Plan | None) -> Brief:
 )
 def with_risks(brief: Brief, others: list[str]) -> Brief:
     """The brief with the plan's gain on these recordings."""
-    return with_risks_of(brief, [cached.recording(other) for other in others], cached.simulate)
+    return with_risks_of(brief, [cached.recording(other) for other in others])
 
 
 def follow() -> tuple[SavedPlan, Place] | None:

@@ -56,14 +56,9 @@ def _field(name: str, value: float) -> float:
     high = float(schema["maximum"])
     low = float(schema["minimum"]) if "minimum" in schema else float(schema["exclusiveMinimum"]) + 0.01
     scale = 100 if name in SHARES else 1
+    text = f"{LABELS[name][0].upper()}{LABELS[name][1:]}{', %' if name in SHARES else ''}"
     shown = st.number_input(
-        f"{LABELS[name][0].upper()}{LABELS[name][1:]}{', %' if name in SHARES else ''}",
-        scale * low,
-        scale * high,
-        round(scale * value, 9),
-        step=1.0,
-        format="%g",
-        help=schema["description"],
+        text, scale * low, scale * high, round(scale * value, 9), step=1.0, format="%g", help=schema["description"]
     )
     return round(shown / scale, 11)
 
@@ -90,18 +85,17 @@ def _quantity(name: str, value: float) -> str:
 
 def as_text(criteria: Sequence[Criterion]) -> pd.DataFrame:
     """One row for each criterion, with its purpose."""
-    return pd.DataFrame(
-        {
-            "": ["✓ passed" if criterion.passed else "✗ not passed" for criterion in criteria],
-            "Figure": [criterion.title for criterion in criteria],
-            "Value": [_value(criterion) for criterion in criteria],
-            "Threshold": [
-                f"{'at least' if criterion.at_least else 'at most'} {_quantity_criteria(criterion.threshold, criterion.unit)}"
-                for criterion in criteria
-            ],
-            "Criterion": [Thresholds.schemas()[criterion.name]["description"] for criterion in criteria],
-        }
-    )
+    columns = {
+        "": ["✓ passed" if criterion.passed else "✗ not passed" for criterion in criteria],
+        "Figure": [criterion.title for criterion in criteria],
+        "Value": [_value(criterion) for criterion in criteria],
+        "Threshold": [
+            f"{'at least' if criterion.at_least else 'at most'} {_quantity_criteria(criterion.threshold, criterion.unit)}"
+            for criterion in criteria
+        ],
+        "Criterion": [Thresholds.schemas()[criterion.name]["description"] for criterion in criteria],
+    }
+    return pd.DataFrame(columns)
 
 
 def _value(criterion: Criterion) -> str:

@@ -81,7 +81,8 @@ def _judgement(answer: VerdictAnswer | None) -> Judgement | None:
 def _chosen(plan: Plan, problem: Problem) -> dict[str, Any]:
     """The arguments that a person chooses: recordings, thresholds, and True for a whole step."""
     own = [problem.workload, *problem.others]
-    others = _others(problem)
+    made_from = {recording.digest for recording in (problem.workload, *problem.others)}
+    others = {digest: name for digest, name in widgets.fitting_recordings(problem).items() if digest not in made_from}
     held_out = []
     if others:
         held_out = kept.multiselect(
@@ -103,12 +104,6 @@ def _chosen(plan: Plan, problem: Problem) -> dict[str, Any]:
         serving = {}
     digests = [*(recording.digest for recording in own), *held_out]
     return {"recordings": digests, "thresholds": state.session.thresholds.model_dump(mode="json"), **serving}
-
-
-def _others(problem: Problem) -> dict[str, str]:
-    """Names, by digest, of the session's recordings of this model that the plan was not made from."""
-    made_from = {recording.digest for recording in (problem.workload, *problem.others)}
-    return {digest: name for digest, name in widgets.fitting_recordings(problem).items() if digest not in made_from}
 
 
 def _adopt(kind: str, plan: Plan) -> None:
@@ -165,7 +160,12 @@ def _answer(answer: VerdictAnswer, kind: str, wanted: dict[str, Any], source: st
         if verdict.parts:
             widgets.chart(charts.gains(verdict), f"{kind}-gains")
     tables.show(thresholds.as_text(verdict.criteria), hide_index=True, alt="What the verdict depends on")
-    tables.show(_beside(verdict), hide_index=True, alt="The plan beside no plan and a plan without replicas")
+    rows = {
+        "Compared with": [row.name for row in verdict.beside],
+        "Gain held out": ["unknown" if row.gain is None else signed(row.gain) for row in verdict.beside],
+        "Memory of replicas": [units.size(row.replica_bytes) for row in verdict.beside],
+    }
+    tables.show(rows, hide_index=True, alt="The plan beside no plan and a plan without replicas")
 
 
 def _say_what_differs(job: runner.Job, decided_by: Thresholds, kind: str, wanted: dict[str, Any]) -> None:
@@ -201,11 +201,8 @@ def _figures(verdict: Verdict) -> None:
             )
         if verdict.parts:
             paid = verdict.break_even_steps is not None
-            st.metric(
-                "Break-even",
-                break_even(verdict.break_even_steps, verdict.unit) if paid else "never",
-                help="until the time of moving experts is won back",
-            )
+            help = "until the time of moving experts is won back"
+            st.metric("Break-even", break_even(verdict.break_even_steps, verdict.unit) if paid else "never", help=help)
             st.metric(
                 "Break-even time",
                 thresholds.minutes(verdict.break_even_minutes) if paid else tables.MISSING,
@@ -213,16 +210,5 @@ def _figures(verdict: Verdict) -> None:
             )
         st.metric("Memory of replicas", units.size(verdict.memory_bytes), help="on all GPUs")
         kept = verdict.persistence
-        st.metric(
-            "Persistence",
-            "unknown" if kept is None else units.share(kept),
-            help="part of what a plan made for the held-out recordings would gain there that this plan keeps",
-        )
-
-
-def _beside(verdict: Verdict) -> dict[str, list[str]]:
-    return {
-        "Compared with": [row.name for row in verdict.beside],
-        "Gain held out": ["unknown" if row.gain is None else signed(row.gain) for row in verdict.beside],
-        "Memory of replicas": [units.size(row.replica_bytes) for row in verdict.beside],
-    }
+        help = "part of what a plan made for the held-out recordings would gain there that this plan keeps"
+        st.metric("Persistence", "unknown" if kept is None else units.share(kept), help=help)

@@ -203,63 +203,21 @@ TERMS = {
 }
 
 PAGES = {
-    "Workload": ("routing log", "traffic matrix", "popularity", "skew", "affinity", "all-to-all", "dispatch", "combine"),
-    "Cluster": ("all-to-all", "all-reduce", "α–β cost", "roofline"),
-    "Affinity": ("affinity", "routing log", "kept local", "placement", "replica", "bound", "all-to-all"),
-    "Optimise": (
-        "placement",
-        "slot",
-        "replica",
-        "RCS",
-        "SJF",
-        "RGA",
-        "REC",
-        "matched order",
-        "joint order",
-        "shared order",
-        "two-tier order",
-        "context-coherent",
-        "colocation",
-        "bound",
-        "gap",
-        "balancedness",
-        "overload factor",
-        "kept local",
-        "migration",
-        "held out",
-        "exposed communication",
-        "weight gradient",
-        "capacity factor",
-    ),
-    "Timeline": (
-        "gate",
-        "dispatch",
-        "combine",
-        "aggregate",
-        "all-gather",
-        "all-reduce",
-        "weight gradient",
-        "critical path",
-        "bound",
-        "exposed communication",
-        "overlap",
-        "GPU utilisation",
-        "overload factor",
-    ),
-    "What-if": ("contention", "micro-op", "pipeline degree", "partition range", "exposed communication", "overlap", "bound"),
-    "Review": (
-        "placement",
-        "bound",
-        "gap",
-        "balancedness",
-        "overload factor",
-        "kept local",
-        "exposed communication",
-        "migration",
-        "held out",
-        "persistence",
-    ),
-    "Launch": ("rank", "all-to-all", "dispatch", "combine", "overload factor"),
+    title: tuple(terms.split(", "))
+    for title, terms in {
+        "Workload": "routing log, traffic matrix, popularity, skew, affinity, all-to-all, dispatch, combine",
+        "Cluster": "all-to-all, all-reduce, α–β cost, roofline",
+        "Affinity": "affinity, routing log, kept local, placement, replica, bound, all-to-all",
+        "Optimise": "placement, slot, replica, RCS, SJF, RGA, REC, matched order, joint order, shared order, two-tier order, "
+        "context-coherent, colocation, bound, gap, balancedness, overload factor, kept local, migration, held out, exposed "
+        "communication, weight gradient, capacity factor",
+        "Timeline": "gate, dispatch, combine, aggregate, all-gather, all-reduce, weight gradient, critical path, bound, "
+        "exposed communication, overlap, GPU utilisation, overload factor",
+        "What-if": "contention, micro-op, pipeline degree, partition range, exposed communication, overlap, bound",
+        "Review": "placement, bound, gap, balancedness, overload factor, kept local, exposed communication, migration, held "
+        "out, persistence",
+        "Launch": "rank, all-to-all, dispatch, combine, overload factor",
+    }.items()
 }
 """The terms that the page of a title uses, in the order in which a reader meets them."""
 

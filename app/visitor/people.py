@@ -211,7 +211,12 @@ def show() -> None:
         if person.known:
             st.button("Log out", icon=":material/logout:", on_click=_log_out)
             return
-        _rename(person)
+        with st.form("people-name", border=False):
+            name = st.text_input("Your name", person.name, max_chars=120, help="shown with your plans, comments and decisions")
+            if st.form_submit_button("Set name", icon=":material/check:"):
+                with failing.saying(sentence):
+                    state.change(person=checked(name))
+                    st.rerun()
         _login()
 
 
@@ -242,15 +247,6 @@ def _say_unreadable() -> None:
             read()
         except InputError as error:
             st.error(plain(f"{error}: {then}."), icon=":material/error:")
-
-
-def _rename(person: Person) -> None:
-    with st.form("people-name", border=False):
-        name = st.text_input("Your name", person.name, max_chars=120, help="shown with your plans, comments and decisions")
-        if st.form_submit_button("Set name", icon=":material/check:"):
-            with failing.saying(sentence):
-                state.change(person=checked(name))
-                st.rerun()
 
 
 def checked(name: str) -> str:

@@ -36,13 +36,8 @@ def capacity(problem: Problem) -> None:
     plan, is_open = plan_to_study(problem)
     now = outlooks_of(problem, [plan])[plan.id].total
     part = _form(problem, plan, f"{'The open plan' if is_open else 'What is deployed'} takes {units.seconds(now)}.", now)
-    studies.watch_for_problem(
-        "capacity",
-        problem,
-        {},
-        partial(_show, problem, part),
-        "Nothing run yet. Each size gets a plan of its own, within the time per plan.",
-    )
+    text = "Nothing run yet. Each size gets a plan of its own, within the time per plan."
+    studies.watch_for_problem("capacity", problem, {}, partial(_show, problem, part), text)
 
 
 def _form(problem: Problem, plan: Plan, takes: str, now: float) -> str:
@@ -77,18 +72,15 @@ def _form(problem: Problem, plan: Plan, takes: str, now: float) -> str:
         limit = kept.number_input("Time per plan, s", 0.1, 600.0, 5.0, width=140, key="what-if-capacity-limit")
         if run_button("Find the number of GPUs", "capacity", bool(target and sizes)):
             options = {"time_limit": limit} if "time_limit" in systems[system].options.model_fields else {}
-            studies.start_and_rerun(
-                "capacity",
-                problem,
-                {
-                    "part": [node.model_dump(mode="json") for node in parts[part]],
-                    "title": part,
-                    "target": target / 1e3,
-                    "sizes": sorted(sizes),
-                    "system": system,
-                    "options": options,
-                },
-            )
+            arguments = {
+                "part": [node.model_dump(mode="json") for node in parts[part]],
+                "title": part,
+                "target": target / 1e3,
+                "sizes": sorted(sizes),
+                "system": system,
+                "options": options,
+            }
+            studies.start_and_rerun("capacity", problem, arguments)
     trace, most = problem.workload, max(sizes, default=0) * own
     if isinstance(trace, RoutingTrace) and trace.sources < most:
         kind = "source ranks" if trace.source_rank is not None else "sequences" if trace.sequence is not None else "tokens"
@@ -239,15 +231,14 @@ def as_text(points: list[CapacityPoint], target: float, price: float | None = No
     def figures(values: Iterable[float | None]) -> list[str]:
         return [tables.MISSING if value is None else units.digits(value / factor) for value in values]
 
-    return pd.DataFrame(
-        {
-            "GPUs": [str(point.gpus) for point in points],
-            f"Time, {unit}": figures(point.total for point in points),
-            **{f"{title}, {unit}": figures(bounds) for title, bounds in _bounds(points).items()},
-            **({} if price is None else {"Cost per hour": [units.digits(price * point.parts) for point in points]}),
-            "Result": [_outcome(point, target) for point in points],
-        }
-    )
+    columns = {
+        "GPUs": [str(point.gpus) for point in points],
+        f"Time, {unit}": figures(point.total for point in points),
+        **{f"{title}, {unit}": figures(bounds) for title, bounds in _bounds(points).items()},
+        **({} if price is None else {"Cost per hour": [units.digits(price * point.parts) for point in points]}),
+        "Result": [_outcome(point, target) for point in points],
+    }
+    return pd.DataFrame(columns)
 
 
 def to_download(
@@ -260,18 +251,17 @@ def to_download(
 
     priced = {f"Price per {kind}-hour": each for kind, each in prices.items()}
     cost = {"Cost per hour": [float(f"{price * point.parts:.6g}") for point in points]} if price is not None else {}
-    return pd.DataFrame(
-        {
-            "Built from": answer.title,
-            "System": SYSTEMS[answer.system].title,
-            "GPUs": [point.gpus for point in points],
-            "Target, ms": figures([answer.target] * len(points)),
-            "Time, ms": figures(point.total for point in points),
-            **{f"{title}, ms": figures(bounds) for title, bounds in _bounds(points).items()},
-            **(priced | cost if cost else {}),
-            "Result": [_outcome(point, answer.target) for point in points],
-        }
-    )
+    columns = {
+        "Built from": answer.title,
+        "System": SYSTEMS[answer.system].title,
+        "GPUs": [point.gpus for point in points],
+        "Target, ms": figures([answer.target] * len(points)),
+        "Time, ms": figures(point.total for point in points),
+        **{f"{title}, ms": figures(bounds) for title, bounds in _bounds(points).items()},
+        **(priced | cost if cost else {}),
+        "Result": [_outcome(point, answer.target) for point in points],
+    }
+    return pd.DataFrame(columns)
 
 
 def _bounds(points: list[CapacityPoint]) -> dict[str, list[float | None]]:

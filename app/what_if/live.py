@@ -83,10 +83,8 @@ def panel(problem: Problem) -> None:
         st.page_link("../pages/optimise.py", label="Make a plan", icon=":material/play_arrow:")
         return
     if problem.goal is Goal.TWO_MODELS and not is_quick(problem):
-        st.info(
-            "Two models on so many GPUs are too much to simulate while a slider moves; the studies below do it as jobs.",
-            icon=":material/info:",
-        )
+        text = "Two models on so many GPUs are too much to simulate while a slider moves; the studies below do it as jobs."
+        st.info(text, icon=":material/info:")
         return
     verdict_line.show_plan_if_soon(plan, problem)
     others = others_of(problem, plan)
@@ -166,17 +164,11 @@ def choose(problem: Problem) -> Change:
             key=_key("dtype"),
             help="what experts compute with and tokens are sent as",
         )
-        at["noise"] = kept.slider(
-            "Traffic noise",
-            0,
-            MOST_NOISE,
-            0,
-            step=5,
-            format="%d %%",
-            key=_key("noise"),
-            help="share of every layer's tokens that go where other layers send theirs, as in Aurora's Q4: the plan knows "
-            "nothing of it (one layer: experts shuffled)",
+        help = (
+            "share of every layer's tokens that go where other layers send theirs, as in Aurora's Q4: the plan knows "
+            "nothing of it (one layer: experts shuffled)"
         )
+        at["noise"] = kept.slider("Traffic noise", 0, MOST_NOISE, 0, step=5, format="%d %%", key=_key("noise"), help=help)
         factors["dtype"] = None if at["dtype"] in (AS_NOW, problem.model.dtype) else at["dtype"]
         factors["noise"] = at["noise"] / 100
     change = Change(**factors)
@@ -210,18 +202,21 @@ def _replan(problem: Problem, plan: Plan, change: Change) -> Plan | None:
     job = studies.newest(REPLAN)
     more = {"change": change.model_dump(mode="json"), "system": name, "options": options, "parent": plan.id}
     running = job is not None and not job.state.finished
-    st.button(
-        "Replan for this change",
-        disabled=change.is_none or running,
-        width="stretch",
-        help=f"Runs {plain(system.title)} for what is changed and shows its plan beside the open one.",
-        on_click=_start,
-        args=(problem, more),
-    )
+    disabled = change.is_none or running
+    help = f"Runs {plain(system.title)} for what is changed and shows its plan beside the open one."
+    st.button("Replan for this change", disabled=disabled, width="stretch", help=help, on_click=_start, args=(problem, more))
     if job is None or job.request.arguments != problem_arguments(problem) | more:
         return None
     if job.state is not runner.State.DONE:
-        _watch(job)
+        running = not job.state.finished
+
+        @failing.fragment(run_every=1 if running else None)
+        def newest() -> None:
+            widgets.job_row(job)
+            if running and job.state.finished:
+                st.rerun()
+
+        newest()
         return None
     found: list[cached.Candidate] = []
     with failing.saying():
@@ -241,19 +236,6 @@ def _start(problem: Problem, more: dict[str, Any]) -> None:
         state.set_study_job(REPLAN, widgets.start_job_on(problem, REPLAN, more).id)
     except InputError as error:
         state.visit.notice = str(error)
-
-
-def _watch(job: runner.Job) -> None:
-    """The job's row until it has finished; then draw the page again."""
-    running = not job.state.finished
-
-    @failing.fragment(run_every=1 if running else None)
-    def newest() -> None:
-        widgets.job_row(job)
-        if running and job.state.finished:
-            st.rerun()
-
-    newest()
 
 
 def _show(problem: Problem, plans: dict[str, Plan | None], change: Change, is_open: bool) -> None:
@@ -294,9 +276,8 @@ def _said(problem: Problem, is_open: bool, change: Change) -> str:
         parts.append("Simulated: placement and order of sends stay as they are, only what the sliders set changes.")
     else:
         parts.append(
-            "Too large to simulate every send while a slider moves: each all-to-all takes what its busiest port "
-            "needs at the least, which no order without relays beats. Orders differ here by contention alone; the Timeline "
-            "simulates them."
+            "Too large to simulate every send while a slider moves: each all-to-all takes what its busiest port needs at the "
+            "least, which no order without relays beats. Orders differ here by contention alone; the Timeline simulates them."
         )
     if problem.graph is not None:
         parts.append("Operators imported with measured times keep them.")
@@ -339,7 +320,7 @@ def _kept(id: str, key: tuple[str, ...], change: str) -> _Kept:
 
 
 def run_button(label: str, kind: str, ready: bool = True) -> bool:
-    """The button that starts a study; none is started beside another of its kind."""
+    """The button that starts a study, unless one of its kind runs."""
     return st.button(label, icon=":material/play_arrow:", type="primary", disabled=not ready or studies.is_running(kind))
 
 

@@ -78,17 +78,14 @@ def curve(problem: Problem) -> None:
         plans = [plan, *([others[beside]] if beside else [])]
         if run_button("Run the sweep", "curve"):
             values = sliders[field].values if field in sliders else NOISE_LEVELS
-            studies.start_and_rerun(
-                "curve",
-                problem,
-                {
-                    "plans": [plan.model_dump(mode="json", exclude_none=True) for plan in plans],
-                    "field": field,
-                    "values": list(values),
-                    "system": name if anew else None,
-                    "options": options,
-                },
-            )
+            arguments = {
+                "plans": [plan.model_dump(mode="json", exclude_none=True) for plan in plans],
+                "field": field,
+                "values": list(values),
+                "system": name if anew else None,
+                "options": options,
+            }
+            studies.start_and_rerun("curve", problem, arguments)
 
     studies.watch_for_problem("curve", problem, {}, _show_curve, "No sweep yet. Without replanning it takes far less time.")
 
@@ -179,9 +176,8 @@ def imprecision(problem: Problem) -> None:
         with right:
             widgets.chart(what_if_studies.speed_ups(points, titles), "what-if-speed-ups")
         st.caption(
-            f"Simulated. Noise: {plain(NOISES[answer.noise])}. Bands go from the least to the most of "
-            f"{answer.seeds} draws, lines through the median. {_gain_in_words(points, titles)}Costs: "
-            f"{plain(answer.cost_source)}."
+            f"Simulated. Noise: {plain(NOISES[answer.noise])}. Bands go from the least to the most of {answer.seeds} draws, "
+            f"lines through the median. {_gain_in_words(points, titles)}Costs: {plain(answer.cost_source)}."
         )
         studies.download(points, "imprecision")
 

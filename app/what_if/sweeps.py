@@ -35,10 +35,9 @@ from engine.workload import RoutingTrace
 KINDS: dict[Kind, tuple[str, str]] = {
     "micro_op": (
         ":material/grid_view: Micro-op size",
-        "Lina cuts all-to-alls and all-reduces into micro-ops, so that an "
-        "all-to-all never waits long for the network. Small ones wait less, but each has a start-up time "
-        "(Lina §7.2.2). The references cut nothing. With packing, the experts on a GPU are chosen anew for every "
-        "size, which makes the line jump.",
+        "Lina cuts all-to-alls and all-reduces into micro-ops, so that an all-to-all never waits long for the network. Small "
+        "ones wait less, but each has a start-up time (Lina §7.2.2). The references cut nothing. With packing, the experts on "
+        "a GPU are chosen anew for every size, which makes the line jump.",
     ),
     "degree": (
         ":material/splitscreen: Pipeline degree",
@@ -47,9 +46,8 @@ KINDS: dict[Kind, tuple[str, str]] = {
     ),
     "range": (
         ":material/content_cut: Partition range",
-        "How many operators around an all-to-all Lancet may cut together in "
-        "the forward pass. Longer ranges hide more, but small parts compute less efficiently (Lancet, Figure 6). 0: "
-        "nothing is cut; 4: only dispatch, experts and combine.",
+        "How many operators around an all-to-all Lancet may cut together in the forward pass. Longer ranges hide more, but "
+        "small parts compute less efficiently (Lancet, Figure 6). 0: nothing is cut; 4: only dispatch, experts and combine.",
     ),
 }
 FIELDS = {"micro_op": "Micro-op sizes, MB", "degree": "Degrees", "range": "Maximum operators per range"}
@@ -68,7 +66,9 @@ def panel(problem: Problem) -> None:
     job = studies.newest(_key(kind))
     running = job is not None and not job.state.finished
     if st.button("Run the sweep", icon=":material/play_arrow:", type="primary", disabled=wanted is None or running):
-        _start(kind, problem, wanted)
+        with failing.saying():
+            state.set_study_job(_key(kind), widgets.start_job_on(problem, "sweep", {"sweep": wanted}).id)
+            st.rerun()
     then = {} if job is None else job.request.arguments
     if job is not None and {name: then[name] for name in then if name != "sweep"} != problem_arguments(problem):
         st.info(
@@ -115,11 +115,9 @@ def _usual(kind: Kind, problem: Problem) -> str:
 def _wanted(kind: Kind, problem: Problem) -> dict[str, Any] | None:
     """Values and settings as a sweep takes them; None, after saying why, if they cannot be."""
     settings: dict[str, Any] = {}
+    help = "numbers with commas between them; 1-16 stands for the whole numbers from 1 to 16"
     text = kept.text_input(
-        FIELDS[kind],
-        _usual(kind, problem),
-        key=f"sweep-values-{kind}-{problem.model.digest[:8]}",
-        help="numbers with commas between them; 1-16 stands for the whole numbers from 1 to 16",
+        FIELDS[kind], _usual(kind, problem), key=f"sweep-values-{kind}-{problem.model.digest[:8]}", help=help
     )
     with st.container(horizontal=True, vertical_alignment="center"):
         if kind == "micro_op":
@@ -150,12 +148,6 @@ def _wanted(kind: Kind, problem: Problem) -> dict[str, Any] | None:
         st.error(plain(str(error)), icon=":material/error:")
         return None
     return wanted
-
-
-def _start(kind: Kind, problem: Problem, wanted: dict[str, Any]) -> None:
-    with failing.saying():
-        state.set_study_job(_key(kind), widgets.start_job_on(problem, "sweep", {"sweep": wanted}).id)
-        st.rerun()
 
 
 def _show(kind: Kind, job: runner.Job, answer: SweepAnswer) -> None:
@@ -253,13 +245,8 @@ def synthetic_panel() -> None:
     with left:
         try:
             recipe = _recipe()
-            if st.button(
-                "Open it",
-                icon=":material/database:",
-                type="primary",
-                width="stretch",
-                help="Adds the synthetic log to the session's recordings and opens it.",
-            ):
+            help = "Adds the synthetic log to the session's recordings and opens it."
+            if st.button("Open it", icon=":material/database:", type="primary", width="stretch", help=help):
                 trace = recipe.draw(model)
                 state.open_workload(trace)
                 state.remember_model(trace.digest, model)
@@ -278,13 +265,8 @@ def _recipe() -> Recipe | ImbalanceRecipe:
     """The recipe in the form."""
     titles = {kind: preset.name.replace("_", " ") for kind, preset in PRESETS.items()}
     titles = {POWER_LAW: "Power law and affinity"} | titles
-    kind = kept.selectbox(
-        "Recipe",
-        list(titles),
-        format_func=titles.get,
-        key="synthetic-recipe",
-        help="a power law with affinity, or one of the imbalance workloads W0 to W7 of NVIDIA/Megatron-LM pull request #7488",
-    )
+    help = "a power law with affinity, or one of the imbalance workloads W0 to W7 of NVIDIA/Megatron-LM pull request #7488"
+    kind = kept.selectbox("Recipe", list(titles), format_func=titles.get, key="synthetic-recipe", help=help)
     if kind == POWER_LAW:
         st.caption(
             "Popularity falls with rank by a power law; a token goes on to the experts that follow its own with the "
@@ -294,37 +276,18 @@ def _recipe() -> Recipe | ImbalanceRecipe:
         st.caption(f"Isolates {PRESETS[kind].isolates}: {PRESETS[kind].text}. Layers are drawn one by one.")
     tokens = kept.select_slider("Tokens", TOKENS, 16384, lambda tokens: f"{tokens:,}", key="synthetic-tokens")
     if kind == POWER_LAW:
-        skew = kept.slider(
-            "Skew",
-            0.0,
-            MOST_SKEW,
-            1.0,
-            step=0.1,
-            key="synthetic-skew",
-            help="exponent of the power law; 0: all experts alike, about 1: Zipf's law",
-        )
-        affinity = kept.slider(
-            "Affinity",
-            0,
-            100,
-            50,
-            step=5,
-            format="%d %%",
-            key="synthetic-affinity",
-            help="0 %: layers are independent; 100 %: the first layer decides all others",
-        )
+        help = "exponent of the power law; 0: all experts alike, about 1: Zipf's law"
+        skew = kept.slider("Skew", 0.0, MOST_SKEW, 1.0, step=0.1, key="synthetic-skew", help=help)
+        help = "0 %: layers are independent; 100 %: the first layer decides all others"
+        affinity = kept.slider("Affinity", 0, 100, 50, step=5, format="%d %%", key="synthetic-affinity", help=help)
         return Recipe(tokens, skew, affinity / 100, _seed())
     steps = USUAL_STEPS
     if PRESETS[kind].by_step:
-        steps = kept.number_input(
-            "Steps",
-            1,
-            MOST_STEPS,
-            USUAL_STEPS,
-            key="synthetic-steps",
-            help="equal parts of the tokens, in order; in twelve of them a hotspot of a quarter of the experts goes once "
-            "round, with three bursts",
+        help = (
+            "equal parts of the tokens, in order; in twelve of them a hotspot of a quarter of the experts goes once "
+            "round, with three bursts"
         )
+        steps = kept.number_input("Steps", 1, MOST_STEPS, USUAL_STEPS, key="synthetic-steps", help=help)
     return ImbalanceRecipe(kind, tokens, int(steps), _seed())
 
 
@@ -343,11 +306,8 @@ def _show_synthetic(trace: RoutingTrace, gpus: int, recipe: Recipe | ImbalanceRe
     load = trace.load
     skew = Balance.of(load).factors
     with st.container(horizontal=True, gap="medium"):
-        st.metric(
-            "Worst skew",
-            units.ratio(skew["max"]),
-            help=f"busiest expert / mean expert of a layer; over layers {over_layers(skew)}",
-        )
+        help = f"busiest expert / mean expert of a layer; over layers {over_layers(skew)}"
+        st.metric("Worst skew", units.ratio(skew["max"]), help=help)
         if isinstance(recipe, ImbalanceRecipe):
             _show_steps(trace, recipe)
         elif layers > 1:

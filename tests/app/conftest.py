@@ -20,6 +20,7 @@ from streamlit.testing.v1 import AppTest, app_test, local_script_runner
 from streamlit.testing.v1.local_script_runner import LocalScriptRunner
 
 from app import failing, simulations
+from app.cached import plans
 from app.state import address
 from app.state.stored import Session
 from engine.jobs import runner
@@ -81,8 +82,9 @@ def streamlits_test_runner_is_quick() -> Iterator[None]:
 @pytest.fixture(autouse=True, scope="module")
 def no_processes_are_left() -> Iterator[None]:
     """A page with something large on it starts processes to simulate in, which live as long as the studio: other tests in this
-    process see to it that theirs are gone."""
+    process see to it that theirs are gone. Inputs of jobs are known by the jobs' names, which several files give theirs."""
     yield
+    plans._inputs_of.clear()
     deadline = time.monotonic() + 60
     while simulations._pool._started and not simulations._pool.ready and time.monotonic() < deadline:
         time.sleep(0.05)

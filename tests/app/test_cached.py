@@ -25,7 +25,6 @@ from engine.parallel import pool
 from engine.plan import Plan
 from engine.problem import Problem, make_problem
 from engine.simulate import simulate
-from engine.store import simulated
 from engine.store.problems import problem_arguments, problem_from
 from engine.systems import SYSTEMS, run
 from engine.training import balanced_load, usual_step
@@ -231,7 +230,7 @@ def test_the_main_script_does_nothing_in_a_process_of_the_pool():
 
 @pytest.mark.parametrize("name", ["optimise", "timeline", "what_if"])
 def test_no_page_simulates_again_after_a_restart(ana, monkeypatch, name):
-    monkeypatch.setattr(simulated, "LONG", 0)
+    monkeypatch.setattr(store, "LONG", 0)
     st.cache_resource.clear()
     visit(ana.run(), name)
     st.cache_resource.clear()  # as in a studio that has just been started

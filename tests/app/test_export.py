@@ -31,18 +31,6 @@ def opened(app: AppTest) -> AppTest:
     return visit(app, "launch")
 
 
-def open_uneven(app: AppTest) -> AppTest:
-    """The same for the linear plan with a second copy of expert 0 in its first layer."""
-    placement = app.plans[0].placement
-    first, *others = placement.experts_of_gpu
-    changed = placement.model_copy(update={"experts_of_gpu": ((*first[:-1], (*first[-1], 0)), *others)})
-    parts = {"name": "lop-sided", "placement": changed, "claim": None}
-    plan = Plan.model_validate({name: getattr(app.plans[0], name) for name in Plan.model_fields} | parts)
-    app.session_state["imported"] = {plan.id: store.save_document(plan)}
-    app.session_state["plan"] = plan.id
-    return opened(app)
-
-
 def take(app: AppTest, title: str) -> AppTest:
     chooser(app, "Engine").set_value(next(taker for taker in TAKERS if taker.title == title))
     return run(app)
@@ -110,7 +98,14 @@ def test_the_files_hold_the_plan(app: AppTest) -> None:
 
 def test_an_uneven_plan_is_refused_with_the_reason_and_its_even_projection_priced_where_there_is_one(app: AppTest) -> None:
     codes = len(visit(app, "launch").code)
-    take(open_uneven(app), "SGLang, JSON")
+    placement = app.plans[0].placement
+    first, *others = placement.experts_of_gpu
+    changed = placement.model_copy(update={"experts_of_gpu": ((*first[:-1], (*first[-1], 0)), *others)})
+    parts = {"name": "lop-sided", "placement": changed, "claim": None}
+    plan = Plan.model_validate({name: getattr(app.plans[0], name) for name in Plan.model_fields} | parts)
+    app.session_state["imported"] = {plan.id: store.save_document(plan)}
+    app.session_state["plan"] = plan.id
+    take(opened(app), "SGLang, JSON")
     refusal = app.error[-1].value.replace("\\", "")
     assert "SGLang needs as many slots on every GPU" in refusal and "3 on GPU 7" in refusal and "--even" not in refusal
     assert all(not toggle.value for toggle in app.toggle)

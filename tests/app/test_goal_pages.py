@@ -30,23 +30,8 @@ from engine.systems.pieces import linear_placement
 from engine.training import balanced_load, usual_step
 from engine.units import digits, seconds
 from engine.workload import ExpertLoad
+from tests.cases import pages
 from tests.cases.cli import ALPHA
-from tests.cases.pages import (
-    buttons,
-    enter,
-    field,
-    gain,
-    metrics,
-    open_sample,
-    plan_the_sample,
-    press,
-    put,
-    run_the_job,
-    said,
-    tick,
-    upload,
-    visit,
-)
 from tests.cases.sessions import open_recording
 from tests.costs.silicon import needs_tables
 
@@ -57,31 +42,31 @@ def empty(app: AppTest, cluster: str = "lancet-p4de-2-nodes", model: str = "GPT2
     """A session with cluster and model, but no recording."""
     app.session_state["cluster"] = cluster_presets()[cluster].cluster
     app.session_state["model"] = model_presets()[model].model
-    return visit(app, "optimise")
+    return pages.visit(app, "optimise")
 
 
 def test_a_balanced_step_needs_no_recording(app: AppTest) -> None:
     empty(app)
-    assert "needs no workload" in said(app.info)
-    press(app, "Training step")
-    assert not app.info or "press Run" in said(app.info)
+    assert "needs no workload" in pages.said(app.info)
+    pages.press(app, "Training step")
+    assert not app.info or "press Run" in pages.said(app.info)
     assert app.session_state["step"] == usual_step(app.session_state["model"], 16)
     summary = next(markdown.value for markdown in app.markdown if "operators" in markdown.value)
     # 24 × 512 tokens of 768 numbers of two bytes
     assert "12,288 tokens on each GPU" in summary and "18.9 MB in each GPU's buffer" in summary
-    assert field(app, "Routing").options == ["balanced (assumed)"]
+    assert pages.field(app, "Routing").options == ["balanced (assumed)"]
     for page in ("timeline", "affinity", "launch", "cluster", "workload"):
-        visit(app, page)
+        pages.visit(app, page)
 
 
 def test_from_the_goal_to_the_timeline(app: AppTest) -> None:
-    press(empty(app), "Training step")
+    pages.press(empty(app), "Training step")
     assert {box.label.split("**")[1] for box in app.checkbox if box.value and "**" in box.label} == {
         *("Lancet", "PipeMoE", "Lina (training)", "Tutel (best of 1, 2, 4, 8)", "DeepSpeed (no overlap)"),
         "RAF-like (no partition)",
     }
     assert not any(control.label == "Show" for control in app.segmented_control)
-    run_the_job(tick(app, "Lancet", "DeepSpeed"))
+    pages.run_the_job(pages.tick(app, "Lancet", "DeepSpeed"))
     table = app.dataframe[0].value
     # The baseline is on top, then the fastest first.
     assert table["Plan"].tolist() == ["DeepSpeed (no overlap)", "Lancet"]
@@ -90,67 +75,69 @@ def test_from_the_goal_to_the_timeline(app: AppTest) -> None:
     assert table["Above the bound"].str.endswith(" %").all() and "Above any placement's bound" not in table
     assert table["Exposed communication, ms"].str.contains(" · ").all()
 
-    visit(app, "timeline")
+    pages.visit(app, "timeline")
     assert not app.error
     metrics = {metric.label: metric.value for metric in app.metric}
     assert metrics["Simulated step"] == f"{times[1]:.3g} ms"
     assert metrics["Exposed communication"].startswith(table["Exposed communication, ms"][1].split(" ")[0])
     assert metrics.keys() >= {"Bound for this placement", "Overlap", "GPU utilisation"}
-    assert "every expert is chosen equally often" in said(app.caption)
+    assert "every expert is chosen equally often" in pages.said(app.caption)
     for part in ("forward", "backward"):
-        enter(app, "Part of the step", part)
+        pages.enter(app, "Part of the step", part)
         assert any(slider.label == "Model layers" for slider in app.slider)
 
 
 def test_changing_the_goal_loses_neither_plans_nor_the_step_and_closes_what_is_of_another(sample: AppTest) -> None:
-    press(visit(sample, "optimise"), "Training step")
-    enter(sample, "Batch per GPU, sequences", 7)
-    run_the_job(tick(sample, "DeepSpeed"))
-    enter(sample, "Batch per GPU, sequences", 8)
+    pages.press(pages.visit(sample, "optimise"), "Training step")
+    pages.enter(sample, "Batch per GPU, sequences", 7)
+    pages.run_the_job(pages.tick(sample, "DeepSpeed"))
+    pages.enter(sample, "Batch per GPU, sequences", 8)
     row = sample.dataframe[0].value.iloc[0]
     assert row["Proof"] in ("schedule", "nothing") and row["Above the bound"].endswith(" %")
-    enter(sample, "Batch per GPU, sequences", 7)
-    press(sample, "Inference latency of one model")
+    pages.enter(sample, "Batch per GPU, sequences", 7)
+    pages.press(sample, "Inference latency of one model")
     assert sample.session_state["step"] is None and not sample.dataframe
-    run_the_job(tick(sample, "Linear"))
+    pages.run_the_job(pages.tick(sample, "Linear"))
     assert sample.dataframe[0].value["Plan"].tolist() == ["Linear placement"]
-    press(sample, "Training step")
+    pages.press(sample, "Training step")
     assert sample.session_state["step"].batch == 7
     assert sample.dataframe[0].value["Plan"].tolist() == ["DeepSpeed (no overlap)"]
-    visit(sample, "timeline")
-    assert "is for inference, but what is open is a training step; change the goal" in said(sample.info)
-    press(visit(sample, "optimise"), "Two models on one cluster")
+    pages.visit(sample, "timeline")
+    assert "is for inference, but what is open is a training step; change the goal" in pages.said(sample.info)
+    pages.press(pages.visit(sample, "optimise"), "Two models on one cluster")
     assert sample.session_state["step"] is None
-    assert "Choose the recording of the second model" in said(sample.info)
+    assert "Choose the recording of the second model" in pages.said(sample.info)
     sample.session_state["second"] = sample.session_state["workload"]
-    press(sample.run(), "Training step")
+    pages.press(sample.run(), "Training step")
     assert sample.session_state["second"] is None and sample.session_state["step"] is not None
 
 
 def test_every_field_reaches_the_step_and_what_cannot_be_is_answered(sample: AppTest) -> None:
-    press(visit(sample, "optimise"), "Training step")
-    enter(sample, "Capacity factor", 0.5)
-    assert "capacity_factor below 1 drops tokens" in said(sample.error) and "last valid step stays" in said(sample.error)
+    pages.press(pages.visit(sample, "optimise"), "Training step")
+    pages.enter(sample, "Capacity factor", 0.5)
+    assert "capacity_factor below 1 drops tokens" in pages.said(sample.error) and "last valid step stays" in pages.said(
+        sample.error
+    )
     assert sample.session_state["step"].capacity_factor == 1
-    enter(sample, "Capacity factor", 1.25)
+    pages.enter(sample, "Capacity factor", 1.25)
     assert not sample.error
     labels = ("Sequence length, tokens", "Attention heads", "Dense d_ff", "Vocabulary, tokens", "Gate", "Tied embeddings")
     chosen = {"sequence_length": 64, "heads": 4, "dense_d_ff": 99, "vocabulary": 1000, "gate": "random"}
     chosen |= {"tied_embeddings": False, "routing": "recorded"}
     for label, value in zip((*labels, "Routing"), chosen.values(), strict=True):
-        field(sample, label).set_value(value)
+        pages.field(sample, label).set_value(value)
     sample.run()
     assert sample.session_state["step"].model_dump(exclude={"batch"}) == chosen | {"capacity_factor": 1.25}
-    assert "experts are chosen as in alpha-code" in said(sample.caption)
+    assert "experts are chosen as in alpha-code" in pages.said(sample.caption)
     recording = open_recording(sample, ExpertLoad("other", np.ones((3, 4)), (0, 1, 2)), alone=True)
-    visit(sample, "timeline")
-    assert sample.session_state["workload"] == recording and "does not fit the recording other" in said(sample.error)
-    press(sample, "Assume balanced routing")
+    pages.visit(sample, "timeline")
+    assert sample.session_state["workload"] == recording and "does not fit the recording other" in pages.said(sample.error)
+    pages.press(sample, "Assume balanced routing")
     assert not sample.error and sample.session_state["step"].routing == "balanced"
-    visit(sample, "optimise")
-    press(sample, "Defaults for tiny\\-moe\\-alpha")
+    pages.visit(sample, "optimise")
+    pages.press(sample, "Defaults for tiny\\-moe\\-alpha")
     assert sample.session_state["step"] == usual_step(sample.session_state["model"], 8)
-    assert field(sample, "Dense d_ff").value == sample.session_state["step"].dense_d_ff
+    assert pages.field(sample, "Dense d_ff").value == sample.session_state["step"].dense_d_ff
 
 
 def problem() -> Problem:
@@ -194,19 +181,19 @@ def test_a_graph_that_the_costs_cannot_time_is_refused() -> None:
 
 
 def test_an_imported_graph_counts_and_can_be_removed_and_another_model_has_a_step_of_its_own(app: AppTest) -> None:
-    press(empty(app), "Training step")
+    pages.press(empty(app), "Training step")
     usual = {"kind": "qkv", "layer": 0, "seconds": 0.5}
     operators = [usual | {"name": "a", "phase": "forward"}, usual | {"name": "b", "phase": "dw"}]
     small = json.dumps({"name": "<b>mine</b>", "operators": operators}).encode()
-    put(app, graph=store.save_document(step_form._read_graph("mine.json", small, problem())))
-    assert "**2 operators**" in said(app.markdown) and "was imported" in said(app.markdown)
-    press(app, "Remove the imported graph")
-    assert "**371 operators**" in said(app.markdown)
+    pages.put(app, graph=store.save_document(step_form._read_graph("mine.json", small, problem())))
+    assert "**2 operators**" in pages.said(app.markdown) and "was imported" in pages.said(app.markdown)
+    pages.press(app, "Remove the imported graph")
+    assert "**371 operators**" in pages.said(app.markdown)
 
-    enter(app, "Batch per GPU, sequences", 5)
+    pages.enter(app, "Batch per GPU, sequences", 5)
     for name, batch in (("GPT2-L-MoE", None), ("GPT2-S-MoE", 5)):
         app.session_state["model"] = model_presets()[name].model
-        visit(app, "timeline")
+        pages.visit(app, "timeline")
         usual = usual_step(model_presets()[name].model, 16)
         assert app.session_state["step"] == (usual.model_copy(update={"batch": batch}) if batch else usual)
 
@@ -214,42 +201,44 @@ def test_an_imported_graph_counts_and_can_be_removed_and_another_model_has_a_ste
 @needs_tables
 def test_computation_and_network_are_chosen_apart_and_named(app: AppTest) -> None:
     empty(app)
-    visit(app, "cluster")
-    enter(app, "Computation", measuring.SILICON)
-    assert not app.error and "computation: silicon" in said(app.caption) and "network: datasheet" in said(app.caption)
-    enter(app, "Network", measuring.SILICON)
-    assert "stop at one node" in said(app.error) and "measured tables, network by datasheet" in said(app.error)
+    pages.visit(app, "cluster")
+    pages.enter(app, "Computation", measuring.SILICON)
+    assert (
+        not app.error and "computation: silicon" in pages.said(app.caption) and "network: datasheet" in pages.said(app.caption)
+    )
+    pages.enter(app, "Network", measuring.SILICON)
+    assert "stop at one node" in pages.said(app.error) and "measured tables, network by datasheet" in pages.said(app.error)
     assert app.session_state["cost"]["network"] == {"source": "datasheet"}
-    press(visit(app, "optimise"), "Training step")
-    assert "Costs: computation: silicon" in said(app.caption) and "costs: measured tables" in said(app.caption)
+    pages.press(pages.visit(app, "optimise"), "Training step")
+    assert "Costs: computation: silicon" in pages.said(app.caption) and "costs: measured tables" in pages.said(app.caption)
 
 
 @needs_tables
 def test_costs_that_no_longer_fit_offer_the_datasheet_on_every_page(app: AppTest) -> None:
     empty(app)
     app.session_state["cost"] = {"source": "silicon"}
-    press(app, "Training step")
+    pages.press(app, "Training step")
     for page in ("optimise", "timeline"):  # a launch measures its own
-        visit(app, page)
-        assert "cannot time what is open: the NCCL tables stop at one node" in said(app.error)
-    visit(app, "cluster")
-    assert "The costs in use cannot time this cluster" in said(app.error)
-    press(app, "Use the datasheet costs")
+        pages.visit(app, page)
+        assert "cannot time what is open: the NCCL tables stop at one node" in pages.said(app.error)
+    pages.visit(app, "cluster")
+    assert "The costs in use cannot time this cluster" in pages.said(app.error)
+    pages.press(app, "Use the datasheet costs")
     assert not app.error and app.session_state["cost"] == {"source": "datasheet"}
 
 
 def test_a_measured_file_can_be_chosen_and_what_it_lacks_is_said(app: AppTest) -> None:
-    visit(open_sample(app), "cluster")
+    pages.visit(pages.open_sample(app), "cluster")
     collectives = [{"operation": "all_to_all", "ranks": 8, "points": [[1e3, 1e-4], [1e9, 1e-1]]}]
     measured = {"kind": "measured times", "name": "Datasheet", "origin": "a test", "collectives": collectives}
-    put(app, sources={"Datasheet": {"source": "measured", "measured": measured}})
-    enter(app, "Computation", "Datasheet (file)")
-    assert "it has no GEMM times at all" in said(app.error)
-    enter(app, "Computation", measuring.DATASHEET)
-    enter(app, "Network", "Datasheet (file)")
+    pages.put(app, sources={"Datasheet": {"source": "measured", "measured": measured}})
+    pages.enter(app, "Computation", "Datasheet (file)")
+    assert "it has no GEMM times at all" in pages.said(app.error)
+    pages.enter(app, "Computation", measuring.DATASHEET)
+    pages.enter(app, "Network", "Datasheet (file)")
     assert not app.error and app.session_state["cost"]["network"]["source"] == "measured"
-    press(app, "lancet\\-p4de\\-2\\-nodes")
-    assert "no all-to-all over 16 GPUs (it has 8)" in said(app.error)
+    pages.press(app, "lancet\\-p4de\\-2\\-nodes")
+    assert "no all-to-all over 16 GPUs (it has 8)" in pages.said(app.error)
 
 
 SERVE = "Serving step"
@@ -257,28 +246,28 @@ SERVE = "Serving step"
 
 def serving(app: AppTest, preset: str = "hgx-h200-8") -> AppTest:
     """The page with the goal chosen and GPUs of one type."""
-    return press(press(visit(app, "optimise"), SERVE), preset)
+    return pages.press(pages.press(pages.visit(app, "optimise"), SERVE), preset)
 
 
 def serving_unmeasured(app: AppTest) -> None:
     """The page with the goal chosen and GPUs whose operators nobody measured: those of others take a second to load."""
     cluster = cluster_presets()["lancet-p3dn-2-nodes"].cluster
     app.session_state["cluster"] = cluster.model_copy(update={"nodes": cluster.nodes[:1]})
-    press(visit(app, "optimise"), SERVE)
+    pages.press(pages.visit(app, "optimise"), SERVE)
 
 
 def test_a_mixed_cluster_is_answered_with_clusters_that_can_serve(sample: AppTest) -> None:
-    press(visit(sample, "optimise"), SERVE)
-    assert "GPUs of one type" in said(sample.info) and "RTX 2080 Ti" in said(sample.info)
-    assert not sample.metric and "Run" not in buttons(sample)
-    press(sample, "hgx-h200-8")
+    pages.press(pages.visit(sample, "optimise"), SERVE)
+    assert "GPUs of one type" in pages.said(sample.info) and "RTX 2080 Ti" in pages.said(sample.info)
+    assert not sample.metric and "Run" not in pages.buttons(sample)
+    pages.press(sample, "hgx-h200-8")
     assert sample.session_state["serving"] == usual_serving()
-    assert metrics(sample).keys() >= {"Simulated time per token", "Tokens/s per GPU", "Above the order bound"}
-    assert gain(sample) == {"Deployed now": "1×"}
+    assert pages.metrics(sample).keys() >= {"Simulated time per token", "Tokens/s per GPU", "Above the order bound"}
+    assert pages.gain(sample) == {"Deployed now": "1×"}
 
 
 def test_the_figures_of_the_table_are_those_of_serve(sample: AppTest) -> None:
-    plan_the_sample(serving(sample))
+    pages.plan_the_sample(serving(sample))
     table = sample.dataframe[0].value
     assert table["Plan"].tolist()[:2] == ["Linear placement", "Aurora"] and len(table) == 4
     model, cluster = sample.session_state["model"], sample.session_state["cluster"]
@@ -301,96 +290,98 @@ def test_the_figures_of_the_table_are_those_of_serve(sample: AppTest) -> None:
         assert row["Room for sequences"] == f"{figures.memory.most_sequences(step):,}"
     times = table[time].astype(float).tolist()
     assert times[1:] == sorted(times[1:]) and times[-1] > times[0] >= times[1]
-    assert gain(sample) == {"Gain over Linear placement": f"{digits(deployed.seconds / best.seconds)}×"}
+    assert pages.gain(sample) == {"Gain over Linear placement": f"{digits(deployed.seconds / best.seconds)}×"}
 
-    put(sample, in_use=plans["Random order (RCS)"].id)
+    pages.put(sample, in_use=plans["Random order (RCS)"].id)
     table = sample.dataframe[0].value
     assert table["Plan"].iloc[0] == "Random order (RCS)" and table[""].iloc[0] == ""
     assert table["Gain over Random order (RCS)"].iloc[0] == "deployed"
-    assert float(gain(sample)["Gain over Random order (RCS)"].rstrip("×")) > 1
-    visit(sample, "timeline")
-    assert metrics(sample)["Simulated time per token"] == seconds(best.seconds)
-    assert "MoE layers" in said(sample.caption) and not sample.error
+    assert float(pages.gain(sample)["Gain over Random order (RCS)"].rstrip("×")) > 1
+    pages.visit(sample, "timeline")
+    assert pages.metrics(sample)["Simulated time per token"] == seconds(best.seconds)
+    assert "MoE layers" in pages.said(sample.caption) and not sample.error
     for page in ("what_if", "launch"):
-        assert "this page shows the plan's MoE layers as inference" in said(visit(sample, page).caption)
-    press(visit(sample, "optimise"), "Inference latency of one model")
-    assert sample.dataframe[0].value["Plan"].iloc[1] == "Aurora" and "Simulated time per token" not in metrics(sample)
-    press(sample, SERVE)
+        assert "this page shows the plan's MoE layers as inference" in pages.said(pages.visit(sample, page).caption)
+    pages.press(pages.visit(sample, "optimise"), "Inference latency of one model")
+    assert sample.dataframe[0].value["Plan"].iloc[1] == "Aurora" and "Simulated time per token" not in pages.metrics(sample)
+    pages.press(sample, SERVE)
     assert len(sample.dataframe[0].value) == 4
 
 
 def test_a_plan_that_cannot_be_served_is_not_opened_by_itself(sample: AppTest) -> None:
-    tick(serving(sample), "ExFlow", "Linear")
-    field(sample, "Time limit (s)").set_value(0.1)
-    run_the_job(sample)
+    pages.tick(serving(sample), "ExFlow", "Linear")
+    pages.field(sample, "Time limit (s)").set_value(0.1)
+    pages.run_the_job(sample)
     assert sample.dataframe[0].value["Plan"].tolist() == ["Linear placement"]
-    assert "ExFlow is not in the table: the plan ExFlow is executed context-coherently" in said(sample.caption)
+    assert "ExFlow is not in the table: the plan ExFlow is executed context-coherently" in pages.said(sample.caption)
     assert sample.dataframe[0].value[""].tolist() == ["▸"]
 
 
 def test_what_cannot_be_is_said_the_last_step_stays_and_every_model_has_its_own(sample: AppTest) -> None:
     serving_unmeasured(sample)
-    enter(sample, "Overlap", "two-batch")
+    pages.enter(sample, "Overlap", "two-batch")
     assert sample.session_state["serving"].overlap == "two-batch"
-    enter(sample, "Sequences per GPU", 31)
-    assert "31 sequences on a GPU are odd" in said(sample.error) and "The last valid step stays" in said(sample.error)
+    pages.enter(sample, "Sequences per GPU", 31)
+    assert "31 sequences on a GPU are odd" in pages.said(sample.error) and "The last valid step stays" in pages.said(
+        sample.error
+    )
     assert sample.session_state["serving"].sequences == 64
-    enter(sample, "Sequences per GPU", 32)
+    pages.enter(sample, "Sequences per GPU", 32)
     assert not sample.error and sample.session_state["serving"].sequences == 32
-    enter(sample, "Sequences per GPU", 100_000)
-    assert "It does not fit" in said(sample.warning) and "At most" in said(sample.warning)
-    enter(sample, "Sequences per GPU", 16)
+    pages.enter(sample, "Sequences per GPU", 100_000)
+    assert "It does not fit" in pages.said(sample.warning) and "At most" in pages.said(sample.warning)
+    pages.enter(sample, "Sequences per GPU", 16)
     alpha = sample.session_state["model"]
     for model, sequences in ((model_presets()["Qwen3-30B-A3B"].model, 64), (alpha, 16)):
-        put(sample, model=model)
+        pages.put(sample, model=model)
         assert sample.session_state["serving"].sequences == sequences
-    enter(sample, "Step", "prefill")
-    assert sample.session_state["serving"].phase == "prefill" and "Simulated time to first token" in metrics(sample)
+    pages.enter(sample, "Step", "prefill")
+    assert sample.session_state["serving"].phase == "prefill" and "Simulated time to first token" in pages.metrics(sample)
     assert sample.session_state["serving"].sequences == usual_serving("prefill").sequences
     assert not any(box.label == "Output, tokens" for box in sample.number_input)
 
 
 def test_an_uploaded_config_tells_the_sizes_and_may_be_of_another_model(sample: AppTest) -> None:
     serving_unmeasured(sample)
-    assert "beside its experts are assumed" in said(sample.info)
-    assumed = metrics(sample)["Simulated time per token"]
-    visit(sample, "workload")
+    assert "beside its experts are assumed" in pages.said(sample.info)
+    assumed = pages.metrics(sample)["Simulated time per token"]
+    pages.visit(sample, "workload")
     config = json.dumps(ALPHA).encode()
-    assert not upload(sample, "recordings", {"alpha.json": config}).error, said(sample.error)
-    visit(sample, "optimise")
-    assert not sample.info or "assumed" not in said(sample.info)
-    assert metrics(sample)["Simulated time per token"] != assumed
-    assert "sizes: the uploaded config.json" in said(sample.caption)
+    assert not pages.upload(sample, "recordings", {"alpha.json": config}).error, pages.said(sample.error)
+    pages.visit(sample, "optimise")
+    assert not sample.info or "assumed" not in pages.said(sample.info)
+    assert pages.metrics(sample)["Simulated time per token"] != assumed
+    assert "sizes: the uploaded config.json" in pages.said(sample.caption)
     digest = next(iter(sample.session_state["configs"].values()))
     path = store.config_path(digest)
     assert path.read_bytes() == config and read_sizes(path).vocabulary == 1000
     path.unlink()
     sample.run()
-    assert "no longer in the data folder; upload it again" in said(sample.error)
-    visit(sample, "workload")
-    upload(sample, "recordings", {"other.json": json.dumps(ALPHA | {"num_experts": 32, "_name_or_path": "other"})})
+    assert "no longer in the data folder; upload it again" in pages.said(sample.error)
+    pages.visit(sample, "workload")
+    pages.upload(sample, "recordings", {"other.json": json.dumps(ALPHA | {"num_experts": 32, "_name_or_path": "other"})})
     assert not sample.error and sample.session_state["model"].experts == 32
-    visit(sample, "optimise")
-    assert "Balanced routing is assumed" in said(sample.caption) and "Simulated time per token" in metrics(sample)
+    pages.visit(sample, "optimise")
+    assert "Balanced routing is assumed" in pages.said(sample.caption) and "Simulated time per token" in pages.metrics(sample)
 
 
 @needs_tables
 def test_a_model_of_the_catalogue_needs_no_recording(sample: AppTest) -> None:
-    enter(serving(sample), "Catalogue of models", "Qwen/Qwen3-30B-A3B")
+    pages.enter(serving(sample), "Catalogue of models", "Qwen/Qwen3-30B-A3B")
     assert sample.session_state["configs"][sample.session_state["model"].digest] == "Qwen/Qwen3-30B-A3B"
-    assert "assumed: no recording of this model is open" in said(sample.caption)
-    assert "compiled engine for sglang on H200" in said(sample.caption)
-    assert "fused kernels of SGLang" in said(sample.caption) and not sample.error
-    enter(sample, "Catalogue of models", "Qwen/Qwen3.5-35B-A3B")
-    assert "layers of gated DeltaNet" in said(sample.caption) and sample.metric and not sample.error
-    enter(sample, "Catalogue of models", "deepseek-ai/DeepSeek-V4-Flash")
-    assert "compress_ratios: may change attention" in said(sample.error) and not sample.metric
+    assert "assumed: no recording of this model is open" in pages.said(sample.caption)
+    assert "compiled engine for sglang on H200" in pages.said(sample.caption)
+    assert "fused kernels of SGLang" in pages.said(sample.caption) and not sample.error
+    pages.enter(sample, "Catalogue of models", "Qwen/Qwen3.5-35B-A3B")
+    assert "layers of gated DeltaNet" in pages.said(sample.caption) and sample.metric and not sample.error
+    pages.enter(sample, "Catalogue of models", "deepseek-ai/DeepSeek-V4-Flash")
+    assert "compress_ratios: may change attention" in pages.said(sample.error) and not sample.metric
 
 
 def test_without_the_package_the_catalogue_says_so(sample: AppTest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_catalogue, "package_folder", lambda: None)
-    visit(sample, "workload")
-    assert "package aiconfigurator-core" in said(sample.caption)
+    pages.visit(sample, "workload")
+    assert "package aiconfigurator-core" in pages.said(sample.caption)
     assert not any(box.label == "Catalogue of models" for box in sample.selectbox)
 
 

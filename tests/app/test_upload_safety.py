@@ -57,22 +57,6 @@ def claiming_less(content: bytes, unpacked: int) -> bytes:
     return content[:at] + struct.pack("<I", unpacked) + content[at + 4 :]
 
 
-def repeated_text() -> bytes:
-    """A Parquet file of some kilobytes with a token column of 64 GiB."""
-    text = pa.DictionaryArray.from_arrays(np.zeros(1_000_000, np.int32), pa.array(["0" * 65536]))
-    numbers = pa.array(np.zeros(1_000_000, np.int64))
-    file = io.BytesIO()
-    pq.write_table(pa.table({"token": text, "layer": numbers, "expert": numbers}), file)
-    assert len(file.getvalue()) < 2_000_000
-    return file.getvalue()
-
-
-def crowd(gpus: int) -> bytes:
-    cluster = json.loads(next(iter(cluster_presets().values())).cluster.to_json())
-    cluster["nodes"][0]["gpus"] = [cluster["nodes"][0]["gpus"][0]] * gpus
-    return json.dumps(cluster).encode()
-
-
 def model(**changes: object) -> bytes:
     return json.dumps(json.loads(next(iter(model_presets().values())).model.to_json()) | changes).encode()
 
@@ -92,6 +76,13 @@ def test_what_means_harm_is_answered_in_a_line_and_leaves_nothing(app: AppTest, 
     before, mark = outside(tmp_path), tmp_path / "ran"
     evil = npy(np.array([Evil(mark)], dtype=object))
     lying = claiming_less(archive(**{"experts.npy": npy(np.zeros((4_000_000, 2, 1), np.int16))}), 200)
+    text = pa.DictionaryArray.from_arrays(np.zeros(1_000_000, np.int32), pa.array(["0" * 65536]))
+    numbers = pa.array(np.zeros(1_000_000, np.int64))
+    file = io.BytesIO()
+    pq.write_table(pa.table({"token": text, "layer": numbers, "expert": numbers}), file)
+    assert len(file.getvalue()) < 2_000_000
+    cluster = json.loads(next(iter(cluster_presets().values())).cluster.to_json())
+    cluster["nodes"][0]["gpus"] = [cluster["nodes"][0]["gpus"][0]] * 5000
     cases = {
         "evil.npy": (evil, "never loaded"),
         "evil.npz": (archive(**{"experts.npy": evil}), "never loaded"),
@@ -99,8 +90,8 @@ def test_what_means_harm_is_answered_in_a_line_and_leaves_nothing(app: AppTest, 
         "pickle.npz": (archive(**{"data.pkl": evil}), "never loaded"),
         "lying.npz": (lying, "damaged"),
         "many.npz": (archive(**{f"w{at}.npy": npy(LOG) for at in range(65)}), "65 workloads, at most 64"),
-        "text.parquet": (repeated_text(), "not numbers"),
-        "crowd.json": (crowd(5000), "GPUs are more than the limit of 4096"),
+        "text.parquet": (file.getvalue(), "not numbers"),
+        "crowd.json": (json.dumps(cluster).encode(), "GPUs are more than the limit of 4096"),
         "layers.json": (model(layers=10**9), "less than or equal to 1000"),
         "digits.json": (b'{"nodes": ' + b"9" * 5000 + b"}", "digits"),
         "deep.json": (b"[" * 200_000, "nested too deeply"),

@@ -136,8 +136,8 @@ def read(module: Path) -> tuple[set[Path], str]:
     return used, " ".join(text for text in texts if isinstance(text, str))
 
 
-def words_of(page: str) -> str:
-    """All text in a page's own modules, imported directly or not, and in the folders it shows."""
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_uses_the_words_that_it_explains(page: str) -> None:
     waiting = [ROOT / "pages" / f"{page.lower().replace('-', '_')}.py"]
     modules: set[Path] = set()
     while waiting:
@@ -145,12 +145,7 @@ def words_of(page: str) -> str:
         waiting += read(module)[0] - modules
     if page in SHOWN:
         modules |= set((ROOT / "engine" / SHOWN[page]).rglob("*.py"))
-    return " ".join(read(module)[1] for module in modules)
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_a_page_uses_the_words_that_it_explains(page: str) -> None:
-    words = words_of(page)
+    words = " ".join(read(module)[1] for module in modules)
     for name in PAGES[page]:
         assert any(re.search(rf"\b{re.escape(term)}", words, re.IGNORECASE) for term in (name, *TERMS[name].also)), name
 

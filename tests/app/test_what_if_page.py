@@ -17,22 +17,7 @@ from engine.simulate import simulate
 from engine.store.problems import problem_arguments
 from engine.training import TrainingStep
 from engine.units import seconds
-from tests.cases.pages import (
-    button,
-    complaints,
-    field,
-    metrics,
-    offered_plans,
-    open_sample,
-    pick,
-    press,
-    put,
-    run_the_job,
-    said,
-    studio,
-    titles,
-    visit,
-)
+from tests.cases import pages
 from tests.cases.problems import small
 from tests.cases.samples import linear_plan
 from tests.cases.sessions import open_plan, open_recording
@@ -47,21 +32,23 @@ def page(app: AppTest) -> AppTest:
     problem = small()
     open_recording(app, problem.workload, alone=True)
     app.session_state["model"], app.session_state["cluster"] = problem.model, problem.cluster
-    return visit(app, "what_if")
+    return pages.visit(app, "what_if")
 
 
 def finish(page: AppTest, kind: str, label: str) -> runner.Job:
     """Run a study to its end; its result stands on the page without an error."""
-    job = run_the_job(page, label, kind)
+    job = pages.run_the_job(page, label, kind)
     assert not page.error
     return job
 
 
 def test_the_sample_without_a_plan(app: AppTest) -> None:
-    visit(open_sample(app), "what_if")
-    assert len(titles(app, "what-if")) == 3 and titles(app, "what-if-totals")[0].startswith("Linear placement takes")
-    assert "No plan is open" in said(app.caption)
-    assert button(app, "Reset all sliders").disabled and button(app, "Replan for this change").disabled
+    pages.visit(pages.open_sample(app), "what_if")
+    assert len(pages.titles(app, "what-if")) == 3 and pages.titles(app, "what-if-totals")[0].startswith(
+        "Linear placement takes"
+    )
+    assert "No plan is open" in pages.said(app.caption)
+    assert pages.button(app, "Reset all sliders").disabled and pages.button(app, "Replan for this change").disabled
 
 
 def test_a_slider_shows_what_the_engine_says(page: AppTest) -> None:
@@ -75,14 +62,14 @@ def test_a_slider_shows_what_the_engine_says(page: AppTest) -> None:
     assert not page.exception and not page.error
     plan, change = linear_plan(problem), Change(network=2, noise=0.3, dtype="fp8")
     now, then = simulate(plan, problem).total, simulate(plan, changed(problem, change)).total
-    assert titles(page, "what-if-totals") == [f"Linear placement takes {seconds(then)} instead of {seconds(now)}"]
-    later = visit(studio(session=page.session_state["token"]).run(), "what_if")
+    assert pages.titles(page, "what-if-totals") == [f"Linear placement takes {seconds(then)} instead of {seconds(now)}"]
+    later = pages.visit(pages.studio(session=page.session_state["token"]).run(), "what_if")
     for tab in (page, later):
-        assert titles(tab, "what-if-totals") == [f"Linear placement takes {seconds(then)} instead of {seconds(now)}"]
-        press(tab, "Reset all sliders")
-        assert titles(tab, "what-if-totals") == [f"Linear placement takes {seconds(now)}"]
-        visit(tab, "timeline")
-        visit(tab, "what_if")
+        assert pages.titles(tab, "what-if-totals") == [f"Linear placement takes {seconds(then)} instead of {seconds(now)}"]
+        pages.press(tab, "Reset all sliders")
+        assert pages.titles(tab, "what-if-totals") == [f"Linear placement takes {seconds(now)}"]
+        pages.visit(tab, "timeline")
+        pages.visit(tab, "what_if")
         # A widget of the same key would still show its old position in the browser.
         assert tab.slider(key="what-if-noise-1").value == 0
 
@@ -91,16 +78,16 @@ def test_a_plan_for_a_change_opens_beside_and_a_change_that_cannot_be_is_answere
     page.select_slider(key="what-if-network").set_value(0.25).run()
     job = finish(page, "replan", "Replan for this change")
     assert job.request.arguments["system"] == "aurora"
-    press(page, "Open the new plan")
+    pages.press(page, "Open the new plan")
     assert page.session_state["plan"] == job.result["candidates"][0]["point"]["plan_id"]
-    assert any("Aurora, network 0" in name for name in offered_plans(page))
-    assert len(titles(page, "what-if")) == 3
+    assert any("Aurora, network 0" in name for name in pages.offered_plans(page))
+    assert len(pages.titles(page, "what-if")) == 3
     tight = make_gpu(memory=2.5 * 3 * small().model.bytes_per_expert / 0.9)
     page.session_state["plan"], page.session_state["cluster"] = None, cluster_of(*(tight for _ in range(4)))
     assert not page.run().error
     page.select_slider(key="what-if-width").set_value(16.0).run()
     assert "This change cannot be" in page.error[0].value and "add GPUs" in page.error[0].value
-    assert len(titles(page, "what-if")) == 3 and not page.exception
+    assert len(pages.titles(page, "what-if")) == 3 and not page.exception
 
 
 def test_earlier_searches_for_the_same_target_are_told_and_a_damaged_one_is_not(monkeypatch) -> None:
@@ -139,8 +126,8 @@ def test_one_slider_is_swept_beside_plans_made_anew_and_contention_is_slid_swept
     page.selectbox(key="what-if-field").set_value("latency").run()
     job = finish(page, "curve", "Run the sweep")
     assert len(job.result["points"]) == job.result["of"] == 8 * 2
-    assert titles(page, "what-if-curve")[0].startswith(f"Keeping {opened.name} costs at most")
-    put(page, plan=None, plan_jobs=[])
+    assert pages.titles(page, "what-if-curve")[0].startswith(f"Keeping {opened.name} costs at most")
+    pages.put(page, plan=None, plan_jobs=[])
     page.checkbox(key="what-if-anew").uncheck().run()
     for swept, values in (("noise", [0, 0.15, 0.3, 0.45, 0.6, 0.75]), ("contention", list(CONTENTIONS))):
         page.selectbox(key="what-if-field").set_value(swept).run()
@@ -152,81 +139,81 @@ def test_one_slider_is_swept_beside_plans_made_anew_and_contention_is_slid_swept
     page.select_slider(key="what-if-contention").set_value(0.5).run()
     then = simulate(plan, changed(problem, Change(contention=0.5))).total
     assert then > simulate(plan, problem).total
-    assert f"takes {seconds(then)} instead of" in titles(page, "what-if-totals")[0]
-    assert "makes bytes there take 50 % longer" in said(page.caption)
-    press(page, "Reset all sliders")
+    assert f"takes {seconds(then)} instead of" in pages.titles(page, "what-if-totals")[0]
+    assert "makes bytes there take 50 % longer" in pages.said(page.caption)
+    pages.press(page, "Reset all sliders")
     assert page.select_slider(key="what-if-contention-1").value == 0
-    pick(page, "what-if-study", "contention")
+    pages.pick(page, "what-if-study", "contention")
     job = finish(page, "contention", "Run the contention study")
     assert 0.2 < job.result["pays_from"] < 0.5
-    assert titles(page, "what-if-pays")[0].startswith("Ordering pays from 35.2 % contention on")
-    assert "can save more than" in said(page.caption)
+    assert pages.titles(page, "what-if-pays")[0].startswith("Ordering pays from 35.2 % contention on")
+    assert "can save more than" in pages.said(page.caption)
 
 
 def test_studies_fill_in_and_are_told_from_those_of_something_else(page: AppTest) -> None:
-    pick(page, "what-if-study", "sensitivity")
+    pages.pick(page, "what-if-study", "sensitivity")
     finish(page, "sensitivity", "Run the sensitivity study")
-    assert "counts most" in titles(page, "what-if-tornado")[0]
-    put(page, cluster=cluster_of(*(make_gpu() for _ in range(4))))
-    assert not titles(page, "what-if-tornado") and "another plan" in page.info[0].value
+    assert "counts most" in pages.titles(page, "what-if-tornado")[0]
+    pages.put(page, cluster=cluster_of(*(make_gpu() for _ in range(4))))
+    assert not pages.titles(page, "what-if-tornado") and "another plan" in page.info[0].value
     page.session_state["cluster"] = small().cluster
 
-    pick(page, "what-if-study", "imprecision")
+    pages.pick(page, "what-if-study", "imprecision")
     page.text_input(key="what-if-levels").set_value("0, many").run()
     assert "is no list of percentages" in page.error[0].value.replace("\\", "")
-    assert button(page, "Run the imprecision study").disabled
+    assert pages.button(page, "Run the imprecision study").disabled
     page.text_input(key="what-if-levels").set_value("0, 75").run()
     page.number_input(key="what-if-seeds").set_value(2).run()
     page.number_input(key="what-if-limit").set_value(0.5).run()
     job = finish(page, "imprecision", "Run the imprecision study")
     assert len(job.result["points"]) == 4 * (1 + 2)
-    assert "At 75 % noise" in titles(page, "what-if-imprecise")[0] and titles(page, "what-if-speed-ups")
+    assert "At 75 % noise" in pages.titles(page, "what-if-imprecise")[0] and pages.titles(page, "what-if-speed-ups")
 
-    pick(page, "what-if-study", "capacity")
-    sizes = field(page, "Sizes, GPUs")
+    pages.pick(page, "what-if-study", "capacity")
+    sizes = pages.field(page, "Sizes, GPUs")
     assert sizes.value, "a ladder around the open cluster"
     sizes.set_value([1, 2]).run()
     page.selectbox(key="what-if-system").set_value("linear").run()
     finish(page, "capacity", "Find the number of GPUs")
     assert page.dataframe[0].value["GPUs"].tolist() == ["4", "8"]
     buttons = [button for button in page.button if button.label.startswith("Open the cluster of")]
-    assert bool(buttons) == ("are enough" in titles(page, "what-if-capacity")[0])
+    assert bool(buttons) == ("are enough" in pages.titles(page, "what-if-capacity")[0])
     for button_of_cluster in buttons:
-        press(page, button_of_cluster.label)
+        pages.press(page, button_of_cluster.label)
         assert len(page.session_state["cluster"].gpus) == 8
 
 
 def test_a_synthetic_workload_is_previewed_opened_and_called_so_and_suits_a_model_without_a_recording(page: AppTest) -> None:
-    pick(page, "what-if-study", "synthetic")
-    flat = float(metrics(page)["Worst skew"].removesuffix("×"))
+    pages.pick(page, "what-if-study", "synthetic")
+    flat = float(pages.metrics(page)["Worst skew"].removesuffix("×"))
     page.slider(key="synthetic-skew").set_value(2.0).run()
     page.slider(key="synthetic-affinity").set_value(100).run()
-    assert float(metrics(page)["Worst skew"].removesuffix("×")) > flat
-    assert metrics(page)["Kept, with followers together"] == "100 %"
-    assert not press(page, "Open it").error
+    assert float(pages.metrics(page)["Worst skew"].removesuffix("×")) > flat
+    assert pages.metrics(page)["Kept, with followers together"] == "100 %"
+    assert not pages.press(page, "Open it").error
     name = "synthetic, skew 2, affinity 1, 16,384 tokens"
     assert page.session_state["workloads"][page.session_state["workload"]] == name
     assert page.toast and "not recorded" in page.toast[0].value
-    put(page, model=make_model(2, 4, 2))
-    assert "does not fit" in page.error[0].value and not titles(page, "what-if") and not page.exception
-    assert not press(page, "Open it").error and len(titles(page, "what-if")) == 3
+    pages.put(page, model=make_model(2, 4, 2))
+    assert "does not fit" in page.error[0].value and not pages.titles(page, "what-if") and not page.exception
+    assert not pages.press(page, "Open it").error and len(pages.titles(page, "what-if")) == 3
     assert "tokens" in page.session_state["workloads"][page.session_state["workload"]]
 
 
 def test_a_traffic_matrix_has_no_larger_cluster(sample: AppTest) -> None:
-    visit(press(visit(sample, "workload"), "Traffic 8 × 8"), "what_if")
-    assert len(titles(sample, "what-if")) == 3, "and sliders work on it"
+    pages.visit(pages.press(pages.visit(sample, "workload"), "Traffic 8 × 8"), "what_if")
+    assert len(pages.titles(sample, "what-if")) == 3, "and sliders work on it"
     sample.slider(key="what-if-noise").set_value(50).run()
     assert not sample.error and not sample.exception
-    pick(sample, "what-if-study", "capacity")
+    pages.pick(sample, "what-if-study", "capacity")
     assert "fixed number of GPUs" in sample.info[0].value
 
 
 def test_two_models(page: AppTest) -> None:
     problem = small()
-    put(page, second=problem.workload.digest, model_of={problem.workload.digest: problem.model})
+    pages.put(page, second=problem.workload.digest, model_of={problem.workload.digest: problem.model})
     page.select_slider(key="what-if-network").set_value(4.0).run()
-    assert "instead of" in titles(page, "what-if-totals")[0] and not page.error and not page.exception
+    assert "instead of" in pages.titles(page, "what-if-totals")[0] and not page.error and not page.exception
 
 
 def searched(*points: tuple) -> str:
@@ -291,7 +278,7 @@ def training(app: AppTest) -> AppTest:
     app.session_state["model"] = make_model(2, 4)
     app.session_state["cluster"] = cluster_of(*(make_gpu() for _ in range(4)), latency=1e-4)
     open_step(app)
-    return visit(app, "what_if")
+    return pages.visit(app, "what_if")
 
 
 def open_step(app: AppTest, **more) -> None:
@@ -303,80 +290,80 @@ def open_step(app: AppTest, **more) -> None:
 
 def sweep(app: AppTest, kind: str, values: str) -> runner.Job:
     """Sweep some values to the end."""
-    pick(app, "sweep-kind", kind)
+    pages.pick(app, "sweep-kind", kind)
     app.text_input[0].set_value(values).run()
-    return run_the_job(app, "Run the sweep", "sweep")
+    return pages.run_the_job(app, "Run the sweep", "sweep")
 
 
 def test_before_anything_was_swept(training: AppTest) -> None:
     assert "No sweep yet" in training.info[0].value and not training.error
     assert training.text_input[0].value.startswith("1, 2, 5, 10")
-    pick(training, "sweep-kind", "degree")
+    pages.pick(training, "sweep-kind", "degree")
     assert training.text_input[0].value == "1-16"
-    pick(training, "sweep-kind", "range")
+    pages.pick(training, "sweep-kind", "range")
     forward = int(training.text_input[0].value.split(", ")[-1])
     assert training.text_input[0].value.startswith("0, 4, 5") and forward > 10, "it ends at the whole forward pass"
 
 
 def test_sweeps_of_all_kinds_and_a_plan_to_open(training: AppTest) -> None:
     sweep(training, "micro_op", "0.1, 1")
-    assert len(titles(training, "sweep-")) == 2 and "micro-ops" in titles(training, "sweep-")[0]
+    assert len(pages.titles(training, "sweep-")) == 2 and "micro-ops" in pages.titles(training, "sweep-")[0]
     table = training.dataframe[0].value
     assert table.iloc[:, 0].tolist() == ["0.1", "1", "reference", "reference", "reference"]
     assert {"All-reduces", "Experts on a GPU"} <= set(table.columns)
 
     sweep(training, "range", "0, 4, 99")
-    whole = titles(training, "sweep-")[0]
-    pick(training, "sweep-what-range", "forward")
-    assert titles(training, "sweep-")[0] != whole and "Ranges up to" in titles(training, "sweep-")[0]
+    whole = pages.titles(training, "sweep-")[0]
+    pages.pick(training, "sweep-what-range", "forward")
+    assert pages.titles(training, "sweep-")[0] != whole and "Ranges up to" in pages.titles(training, "sweep-")[0]
 
     job = sweep(training, "degree", "1-3")
     assert len(training.dataframe[0].value) == 7
     points = [candidate["point"] for candidate in job.result["candidates"]]
     best = min((point for point in points if point["value"]), key=lambda point: point["forward"])
-    assert f"This plan: degree {best['value']:.0f}" in said(training.caption)
-    press(training, "Open this plan")
+    assert f"This plan: degree {best['value']:.0f}" in pages.said(training.caption)
+    pages.press(training, "Open this plan")
     assert training.session_state["plan"] == best["plan_id"]
-    assert button(training, "Open this plan").disabled
-    (only,) = offered_plans(training)  # only the opened plan is a candidate
+    assert pages.button(training, "Open this plan").disabled
+    (only,) = pages.offered_plans(training)  # only the opened plan is a candidate
     assert only.startswith("One degree, ")
 
-    pick(training, "sweep-kind", "micro_op")
-    assert "micro-ops" in titles(training, "sweep-")[0], "the sweep before is still there"
-    visit(training, "timeline")
+    pages.pick(training, "sweep-kind", "micro_op")
+    assert "micro-ops" in pages.titles(training, "sweep-")[0], "the sweep before is still there"
+    pages.visit(training, "timeline")
     assert not training.error and any(metric.label == "Simulated step" for metric in training.metric)
 
-    again = visit(studio(session=training.session_state["token"]).run(), "what_if")
-    assert offered_plans(again), "found again by its address"
+    again = pages.visit(pages.studio(session=training.session_state["token"]).run(), "what_if")
+    assert pages.offered_plans(again), "found again by its address"
 
 
 def test_sliders_and_sensitivity_of_a_step(training: AppTest) -> None:
-    assert not titles(training, "what-if"), "no plan is open"
-    assert "Once a plan is open" in said(training.caption) and not training.select_slider
+    assert not pages.titles(training, "what-if"), "no plan is open"
+    assert "Once a plan is open" in pages.said(training.caption) and not training.select_slider
     sweep(training, "degree", "1, 2")
-    press(training, "Open this plan")
-    assert len(titles(training, "what-if-totals")) == len(titles(training, "what-if-kinds")) == 1
-    assert not titles(training, "what-if-gpus"), "all GPUs do the same"
+    pages.press(training, "Open this plan")
+    assert len(pages.titles(training, "what-if-totals")) == len(pages.titles(training, "what-if-kinds")) == 1
+    assert not pages.titles(training, "what-if-gpus"), "all GPUs do the same"
     assert [slider.label for slider in training.select_slider] == [
         *("Network bandwidth", "Computation speed", "Latency", "Contention", "Batch")
     ]
-    before = titles(training, "what-if")[0]
+    before = pages.titles(training, "what-if")[0]
     training.select_slider(key="what-if-tokens").set_value(4.0).run()
-    assert "instead of" in titles(training, "what-if")[0] != before and not training.error
-    run_the_job(training, "Run the sensitivity study", "sensitivity")
-    assert any("counts most" in title for title in titles(training, "what-if-tornado"))
+    assert "instead of" in pages.titles(training, "what-if")[0] != before and not training.error
+    pages.run_the_job(training, "Run the sensitivity study", "sensitivity")
+    assert any("counts most" in title for title in pages.titles(training, "what-if-tornado"))
 
 
 def test_a_sweep_of_something_else_is_not_shown_as_if_it_were_of_this(training: AppTest) -> None:
     sweep(training, "degree", "1, 2")
     open_step(training, batch=4)
     training.run()
-    assert not titles(training, "sweep-") and "another training step" in training.info[0].value
+    assert not pages.titles(training, "sweep-") and "another training step" in training.info[0].value
     open_step(training)
     training.run()
-    assert len(titles(training, "sweep-")) == 2
-    put(training, cluster=cluster_presets()["hgx-h100-8"].cluster)
-    assert not titles(training, "sweep-") and not training.exception
+    assert len(pages.titles(training, "sweep-")) == 2
+    pages.put(training, cluster=cluster_presets()["hgx-h100-8"].cluster)
+    assert not pages.titles(training, "sweep-") and not training.exception
 
 
 def test_wrong_values_are_answered_before_anything_starts(training: AppTest) -> None:
@@ -387,15 +374,15 @@ def test_wrong_values_are_answered_before_anything_starts(training: AppTest) -> 
         ("micro_op", "nan", "nan is not between"),
         ("range", "1-500", "500 values are too many"),
     ):
-        pick(training, "sweep-kind", kind)
+        pages.pick(training, "sweep-kind", kind)
         training.text_input[0].set_value(text).run()
-        assert reason in complaints(training)[0] and not training.exception
-        assert button(training, "Run the sweep").disabled
-    pick(training, "sweep-kind", "degree")
+        assert reason in pages.complaints(training)[0] and not training.exception
+        assert pages.button(training, "Run the sweep").disabled
+    pages.pick(training, "sweep-kind", "degree")
     training.text_input[0].set_value("1-3").run()
-    assert not button(training, "Run the sweep").disabled
+    assert not pages.button(training, "Run the sweep").disabled
     training.multiselect[0].set_value([]).run()
-    assert "at least one order" in complaints(training)[0] and button(training, "Run the sweep").disabled
+    assert "at least one order" in pages.complaints(training)[0] and pages.button(training, "Run the sweep").disabled
 
 
 def test_values_and_percentages_may_be_typed_in_many_ways() -> None:

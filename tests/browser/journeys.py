@@ -20,22 +20,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from app import samples
 from engine.catalogue.packaged import installed_folder
 from engine.workload import RoutingTrace
-from tests.browser.conftest import (
-    CLICKED,
-    TITLES,
-    VERDICTS,
-    call_oneself,
-    chromium,
-    link_of_plan,
-    run_systems,
-    save_plan,
-    settle,
-    studios,
-    visit,
-    wait_for_plans,
-    watched_page,
-    wear,
-)
+from tests.browser import conftest
 from tests.browser.pictures import JOB_TIMEOUT, LAUNCH_TIMEOUT
 
 PICTURES = Path(__file__).parent / "screenshots" / "journeys"
@@ -53,37 +38,37 @@ class Journey:
     def __init__(self, browser: Browser, name: str, address: str) -> None:
         self.browser, self.name, self.address = browser, name, address
         self.seconds: list[float] = []
-        self.begun = len(CLICKED)
+        self.begun = len(conftest.CLICKED)
 
     @contextlib.contextmanager
     def person(self) -> Iterator[Page]:
         """Somebody's browser."""
-        with watched_page(self.browser, viewport=WIDE, color_scheme="light") as page:
+        with conftest.watched_page(self.browser, viewport=WIDE, color_scheme="light") as page:
             yield page
 
     @contextlib.contextmanager
     def step(self, page: Page, title: str, sight: Locator | None = None) -> Iterator[None]:
         """A person's actions until a page is at rest. sight: the part that they then look at, the top if none"""
-        clicks, begun = len(CLICKED), time.monotonic()
+        clicks, begun = len(conftest.CLICKED), time.monotonic()
         yield
-        settle(page)
+        conftest.settle(page)
         self.seconds.append(time.monotonic() - begun)
-        print(f"  {title:<40} {self.seconds[-1]:5.1f} s, {len(CLICKED) - clicks} clicks", flush=True)
+        print(f"  {title:<40} {self.seconds[-1]:5.1f} s, {len(conftest.CLICKED) - clicks} clicks", flush=True)
         page.mouse.move(2, 2)  # away from any tooltip
         for window, theme in VARIANTS:
             page.set_viewport_size(window)
-            wear(page, theme)
+            conftest.wear(page, theme)
             page.evaluate("document.activeElement.blur()")
             page.keyboard.press("r")  # charts take the colours of the theme that a run finds
-            settle(page)
+            conftest.settle(page)
             if sight is not None:
                 sight.scroll_into_view_if_needed()
-                settle(page)
+                conftest.settle(page)
             name = f"{self.name}-{len(self.seconds)}-{title.replace(' ', '-')}-{window['width']}-{theme}.png"
             page.screenshot(path=PICTURES / name)
 
     def say(self, title: str) -> None:
-        print(f"  {title:<40} {sum(self.seconds):5.1f} s, {len(CLICKED) - self.begun} clicks")
+        print(f"  {title:<40} {sum(self.seconds):5.1f} s, {len(conftest.CLICKED) - self.begun} clicks")
 
 
 def newcomer(journey: Journey, folder: Path) -> None:
@@ -91,16 +76,16 @@ def newcomer(journey: Journey, folder: Path) -> None:
     with journey.person() as page:
         with journey.step(page, "start page"):
             page.goto(journey.address)
-            expect(page.locator(TITLES, has_text="as fast")).to_be_in_viewport(ratio=1)
+            expect(page.locator(conftest.TITLES, has_text="as fast")).to_be_in_viewport(ratio=1)
         with journey.step(page, "plans"):
             page.get_by_role("button", name="Plan the sample").click()
-            wait_for_plans(page)
+            conftest.wait_for_plans(page)
         with journey.step(page, "Gantt"):
             page.get_by_role("link", name="See why on the timeline").click()
             expect(page.locator(".js-plotly-plot").first).to_be_visible()
         journey.say("a plan and its Gantt after")
         with journey.step(page, "launch"):
-            visit(page, "Launch")
+            conftest.visit(page, "Launch")
             expect(page.get_by_role("button", name="Start", exact=True)).to_be_visible()
         measured = page.get_by_role("heading", name=re.compile("^Measured: "))
         with journey.step(page, "measured", measured):
@@ -134,19 +119,19 @@ def engineer(journey: Journey, folder: Path) -> None:
             page.locator('input[type="file"]').set_input_files(files)
             expect(page.get_by_text("58 layers × 256 experts").first).to_be_visible()
         with journey.step(page, "cluster"):
-            visit(page, "Cluster")
+            conftest.visit(page, "Cluster")
             page.get_by_role("button", name="hgx-h100-4-nodes", exact=True).click()
             expect(page.get_by_text("32 × H100").first).to_be_visible()
         with journey.step(page, "plans"):
-            visit(page, "Optimise")
-            run_systems(page)
+            conftest.visit(page, "Optimise")
+            conftest.run_systems(page)
         with journey.step(page, "Gantt"):
             page.get_by_role("link", name="See why on the timeline").click()
             expect(page.locator(".js-plotly-plot").first).to_be_visible()
         with journey.step(page, "saved"):
-            visit(page, "Review")
-            save_plan(page)
-        verdict = page.get_by_role("heading", name=VERDICTS)
+            conftest.visit(page, "Review")
+            conftest.save_plan(page)
+        verdict = page.get_by_role("heading", name=conftest.VERDICTS)
         with journey.step(page, "verdict", verdict):
             page.get_by_role("button", name="Judge this plan").click()
             expect(verdict).to_be_visible(timeout=JOB_TIMEOUT)
@@ -167,24 +152,24 @@ def planner(journey: Journey, folder: Path) -> None:
             page.get_by_role("button", name="DeepSeek-R1 size (synthetic)").click()
             expect(page.get_by_text("58 layers × 256 experts").first).to_be_visible()
         with journey.step(page, "64 mixed GPUs"):
-            visit(page, "Cluster")
+            conftest.visit(page, "Cluster")
             page.get_by_role("button", name="Presets").click()
             page.get_by_role("button", name="hgx-h100-and-l40s", exact=True).click()
             expect(page.get_by_text("16 GPUs of 2 types").first).to_be_visible()
             nodes = page.get_by_role("application").get_by_role("button", name=re.compile("^Node "))
             for number, modifiers in ((0, []), (1, ["Shift"])):
-                settle(page)
+                conftest.settle(page)
                 nodes.nth(number).click(position={"x": 20, "y": 14}, modifiers=modifiers)
             inspector = page.get_by_role("group", name="Inspector of what is selected")
             inspector.get_by_label("How many more nodes").fill("3")
             inspector.get_by_role("button", name="more nodes like this").click()
             expect(page.get_by_text("64 GPUs of 2 types").first).to_be_visible()
         with journey.step(page, "plans"):
-            visit(page, "Optimise")
-            run_systems(page)
+            conftest.visit(page, "Optimise")
+            conftest.run_systems(page)
         front = page.locator(".js-plotly-plot").last
         with journey.step(page, "time against cost", front):
-            visit(page, "What-if")
+            conftest.visit(page, "What-if")
             page.get_by_test_id("stMain").get_by_role("radio", name="How many GPUs").click()
             page.get_by_role("button", name="Find the number of GPUs").click()
             prices = {kind: page.get_by_role("spinbutton", name=f"Price per {kind}-hour") for kind in ("H100", "L40S")}
@@ -193,11 +178,11 @@ def planner(journey: Journey, folder: Path) -> None:
             for kind, price in (("H100", "2.5"), ("L40S", "0.9")):
                 prices[kind].fill(price)
                 page.keyboard.press("Enter")
-                settle(page)
+                conftest.settle(page)
             expect(front.locator(".xtitle")).to_contain_text("cost per hour")
         with journey.step(page, "brief"):
-            visit(page, "Review")
-            save_plan(page)
+            conftest.visit(page, "Review")
+            conftest.save_plan(page)
         with journey.step(page, "report"):
             page.get_by_role("button", name="Report", exact=True).click()
             with page.expect_download() as file:
@@ -216,16 +201,16 @@ def team(journey: Journey, folder: Path) -> None:
         with journey.step(ana, "Ana plans"):
             ana.goto(journey.address)
             ana.get_by_role("button", name="Plan the sample").click()
-            wait_for_plans(ana)
+            conftest.wait_for_plans(ana)
         with journey.step(ana, "Ana asks"):
-            call_oneself(ana, "Ana")
-            visit(ana, "Review")
-            save_plan(ana)
+            conftest.call_oneself(ana, "Ana")
+            conftest.visit(ana, "Review")
+            conftest.save_plan(ana)
         with journey.step(ben, "Ben opens the link"):
-            ben.goto(link_of_plan(ana))
+            ben.goto(conftest.link_of_plan(ana))
             expect(ben.get_by_role("heading", name="Discussion")).to_be_visible()
         with journey.step(ben, "Ben writes", ben.get_by_role("heading", name="Discussion")):
-            call_oneself(ben, "Ben")
+            conftest.call_oneself(ben, "Ben")
             ben.get_by_role("textbox", name="Your comment").fill(QUESTION)
             ben.get_by_role("combobox", name="About").click()
             ben.get_by_role("option", name="Layer 3 on Timeline").click()
@@ -236,7 +221,7 @@ def team(journey: Journey, folder: Path) -> None:
             ana.get_by_role("button", name="Layer 3 on Timeline").click()
             expect(ana.get_by_role("heading", name="Timeline", exact=True)).to_be_visible()
         with journey.step(ana, "Ana answers", ana.get_by_role("heading", name="Discussion")):
-            visit(ana, "Review")
+            conftest.visit(ana, "Review")
             ana.get_by_role("textbox", name="Reason").fill("It waits for the slowest card, as under any plan.")
         with journey.step(ben, "Ana approves and Ben sees it"):
             ana.get_by_role("button", name="Approve", exact=True).click()
@@ -249,10 +234,10 @@ JOURNEYS = {journey.__name__: journey for journey in (newcomer, engineer, planne
 def main(names: list[str]) -> None:
     """Go all ways, or those of some names, each in a studio of its own."""
     PICTURES.mkdir(parents=True, exist_ok=True)
-    with chromium() as browser:
+    with conftest.chromium() as browser:
         for name in names or JOURNEYS:
             print(f"{name}: {JOURNEYS[name].__doc__}")
-            with tempfile.TemporaryDirectory() as folder, studios(Path(folder) / "data") as start:
+            with tempfile.TemporaryDirectory() as folder, conftest.studios(Path(folder) / "data") as start:
                 journey = Journey(browser, name, start())
                 JOURNEYS[name](journey, Path(folder))
             journey.say("in all")

@@ -17,19 +17,7 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import Locator, Page, TimeoutError, expect
 
-from tests.browser.conftest import (
-    PATIENCE,
-    VERDICTS,
-    call_oneself,
-    chromium,
-    go,
-    run_systems,
-    save_plan,
-    settle,
-    studios,
-    visit,
-    watched_page,
-)
+from tests.browser import conftest
 
 ROOT = Path(__file__).parents[2]
 PICTURES = ROOT / "docs" / "pictures"
@@ -64,7 +52,7 @@ class Camera:
         """Save docs/pictures/NAME.png: the full width, from `first` (the top of the page) to the end of `last` (the end of
         the page)."""
         page = self.page
-        settle(page)
+        conftest.settle(page)
         page.mouse.move(2, 2)  # away from any tooltip
         page.evaluate(RENAME, self.usual_names)
         top = first.bounding_box()["y"] - MARGIN if first else 0
@@ -85,18 +73,11 @@ def choose_in_strip(page: Page, place: int, name: str) -> None:
     choice = page.get_by_role("button", name=name, exact=True)
     opens.click()
     with contextlib.suppress(TimeoutError):
-        choice.wait_for(timeout=PATIENCE)
+        choice.wait_for(timeout=conftest.PATIENCE)
     if not choice.count():
         opens.click()
     choice.click()
-    settle(page)
-
-
-def begin(page: Page, address: str) -> None:
-    """Open the sample, without the guide and under a name."""
-    go(page, address)
-    page.get_by_role("button", name="End guide").click()
-    call_oneself(page, "Ana")
+    conftest.settle(page)
 
 
 def workload(camera: Camera) -> None:
@@ -104,26 +85,26 @@ def workload(camera: Camera) -> None:
 
 
 def cluster(camera: Camera) -> None:
-    visit(camera.page, "Cluster")
+    conftest.visit(camera.page, "Cluster")
     expect(camera.page.get_by_role("application")).to_be_visible()
     camera.shoot("cluster", last=camera.page.get_by_test_id("stDataFrame"))
 
 
 def affinity(camera: Camera) -> None:
-    visit(camera.page, "Affinity")
+    conftest.visit(camera.page, "Affinity")
     camera.page.get_by_text("Grouped by GPU", exact=True).click()
     expect(camera.page.get_by_text("of tokens stay on their GPU (layers 0 and 1)")).to_be_visible()
     camera.shoot("affinity", last=camera.page.get_by_text("Every GPU has a colour of its own"))
 
 
 def plans(camera: Camera) -> None:
-    visit(camera.page, "Optimise")
-    run_systems(camera.page)
+    conftest.visit(camera.page, "Optimise")
+    conftest.run_systems(camera.page)
     camera.shoot("optimise")
 
 
 def timeline(camera: Camera) -> None:
-    visit(camera.page, "Timeline")
+    conftest.visit(camera.page, "Timeline")
     gantt = camera.page.locator('[class*="st-key-titled-"]').first
     expect(gantt.get_by_text("Aurora ·").first).to_be_visible()
     camera.shoot("gantt", first=gantt, last=gantt)
@@ -133,10 +114,10 @@ def timeline(camera: Camera) -> None:
 def board(camera: Camera) -> None:
     """The drawing board with the open plan laid over it, and a node in the inspector."""
     page = camera.page
-    visit(page, "Cluster")
+    conftest.visit(page, "Cluster")
     page.get_by_text("Overlay the open plan").click()
     expect(page.get_by_text("Bars: each GPU's tokens")).to_be_visible()
-    settle(page)
+    conftest.settle(page)
     page.get_by_role("application").get_by_role("button", name=re.compile("^Node aurora-80g-0")).click(
         position={"x": 20, "y": 14}
     )
@@ -144,7 +125,7 @@ def board(camera: Camera) -> None:
 
 
 def what_if(camera: Camera) -> None:
-    visit(camera.page, "What-if")
+    conftest.visit(camera.page, "What-if")
     camera.page.get_by_role("slider", name="Network bandwidth").first.focus()
     for _ in range(4):
         camera.page.keyboard.press("ArrowRight")
@@ -155,7 +136,7 @@ def what_if(camera: Camera) -> None:
 def deployed(camera: Camera) -> None:
     """Name today's placement as the baseline, from a serving engine's file."""
     page = camera.page
-    visit(page, "Optimise")
+    conftest.visit(page, "Optimise")
     running = {"physical_to_logical_map": [list(range(16))[::-1]] * 8}
     file = {"name": "running.json", "mimeType": "application/json", "buffer": json.dumps(running).encode()}
     page.get_by_test_id("stFileUploader").locator("input").first.set_input_files([file])
@@ -167,18 +148,18 @@ def deployed(camera: Camera) -> None:
 def recordings(camera: Camera) -> None:
     """Other recordings of the model, to hold plans against."""
     page = camera.page
-    visit(page, "Workload")
+    conftest.visit(page, "Workload")
     page.get_by_text("Add a recording").click()
     for name in ("Alpha on prose", "Alpha on man pages", "Alpha on code"):  # the last stays open
         page.get_by_role("button", name=name).click()
-        settle(page)
+        conftest.settle(page)
 
 
 def record(camera: Camera) -> None:
     """The guide to recording."""
     page = camera.page
     page.get_by_role("button", name="How to record").click()
-    settle(page)
+    conftest.settle(page)
     dialog = page.get_by_role("dialog")
     expect(dialog.get_by_text("Source: SGLang")).to_be_visible()
     camera.shoot("record", first=dialog.get_by_text("How to record").first, last=dialog.get_by_text("Source: SGLang"))
@@ -187,19 +168,19 @@ def record(camera: Camera) -> None:
 
 def review(camera: Camera) -> None:
     page = camera.page
-    visit(page, "Review")
-    save_plan(page, "Autumn cluster", "Aurora on the mixed eight", "For the nodes that arrive in October")
+    conftest.visit(page, "Review")
+    conftest.save_plan(page, "Autumn cluster", "Aurora on the mixed eight", "For the nodes that arrive in October")
     expect(page.locator(".js-plotly-plot")).to_have_count(2)
     camera.shoot("review", last=page.locator(".js-plotly-plot").first)
     page.get_by_role("button", name="Judge this plan").click()
-    expect(page.get_by_role("heading", name=VERDICTS)).to_be_visible(timeout=JOB_TIMEOUT)
-    settle(page)
+    expect(page.get_by_role("heading", name=conftest.VERDICTS)).to_be_visible(timeout=JOB_TIMEOUT)
+    conftest.settle(page)
     camera.shoot("verdict", first=page.get_by_text("Worth it?"), last=page.get_by_test_id("stDataFrame").last)
 
 
 def launch(camera: Camera) -> None:
     page = camera.page
-    visit(page, "Launch")
+    conftest.visit(page, "Launch")
     expect(page.get_by_role("spinbutton", name="Ranks")).to_be_visible()
     camera.shoot("launch")
     page.get_by_text("Export to a serving engine").click()
@@ -209,7 +190,7 @@ def launch(camera: Camera) -> None:
     page.get_by_text("Export to a serving engine").click()  # closed, it leaves room for the measurement
     page.get_by_role("button", name="Start", exact=True).click()
     expect(page.get_by_text("Output differs by")).to_be_visible(timeout=LAUNCH_TIMEOUT)
-    settle(page)
+    conftest.settle(page)
     camera.shoot(
         "measured", first=page.get_by_role("heading", name=re.compile("^Measured: ")), last=page.locator(".js-plotly-plot").last
     )
@@ -219,17 +200,17 @@ def training_step(camera: Camera) -> None:
     page = camera.page
     choose_in_strip(page, 1, "lancet-p4de-2-nodes")
     choose_in_strip(page, 2, "GPT2-S-MoE")
-    visit(camera.page, "Optimise")
+    conftest.visit(camera.page, "Optimise")
     page.get_by_role("button", name="Training step").click()
     expect(page.get_by_text("18.9 MB in each GPU's buffer")).to_be_visible()
-    settle(page)
-    run_systems(page)
+    conftest.settle(page)
+    conftest.run_systems(page)
     # The job shown as done may be an earlier one; the fastest plan is opened when all have ended.
     expect(page.get_by_test_id("stSidebar").get_by_text("Lancet", exact=True)).to_be_visible(timeout=JOB_TIMEOUT)
-    settle(page)
+    conftest.settle(page)
     hidden = page.locator('[class*="st-key-titled-"]').first
     camera.shoot("training", first=hidden, last=page.get_by_test_id("stDataFrame").first)
-    visit(camera.page, "Timeline")
+    conftest.visit(camera.page, "Timeline")
     expect(page.get_by_text("Exposed communication").first).to_be_visible()
     gantt = page.locator('[class*="st-key-titled-"]').first
     camera.shoot("training-timeline", first=gantt, last=gantt)
@@ -247,12 +228,14 @@ def main() -> None:
     PICTURES.mkdir(parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory() as folder,
-        studios(Path(folder) / "data") as start,
-        chromium() as browser,
-        watched_page(browser, viewport=VIEWPORT, color_scheme="light") as page,
+        conftest.studios(Path(folder) / "data") as start,
+        conftest.chromium() as browser,
+        conftest.watched_page(browser, viewport=VIEWPORT, color_scheme="light") as page,
     ):
         address = start("--sample")
-        begin(page, address)
+        conftest.go(page, address)
+        page.get_by_role("button", name="End guide").click()
+        conftest.call_oneself(page, "Ana")
         usual = [(sys.executable, ".venv/bin/python"), (f"{folder}/data", ".switchyard"), (address, "http://127.0.0.1:8501")]
         for photograph in SERIES:
             photograph(Camera(page, usual))

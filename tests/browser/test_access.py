@@ -12,8 +12,7 @@ from tests.cases.jobs import until
 from tests.cases.processes import ranks_of
 
 MORE_PAGES = ("Workload", "Cluster", "Affinity", "Timeline", "What-if", "Review")
-"""The pages beside Launch and Optimise, at which axe looks in `make everything` alone: each takes Chromium seconds without a
-graphics card."""
+"""Pages at which axe looks in `make everything` alone: each takes Chromium seconds without a graphics card."""
 MOST_STEPS = 90
 """Presses of Tab to whatever a page has."""
 

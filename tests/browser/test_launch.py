@@ -9,20 +9,12 @@ from engine.jobs import runner
 from engine.launch.preparation import place_checks
 from engine.launch.rank.failure import log_of
 from engine.launch.running.processes import WORKER
-from tests.browser.conftest import finished, held, settle
+from tests.browser.conftest import begins_at, finished, held, settle
 from tests.cases.jobs import until
 
 RANKS = 3
 SOON = 60_000
 """Milliseconds, on a machine that does other things too."""
-
-
-def begins_at(page: Page, width: int, height: int) -> float:
-    """Pixels above the first chart of a page in a window of that size, which it keeps."""
-    page.set_viewport_size({"width": width, "height": height})
-    settle(page)
-    page.get_by_test_id("stMain").evaluate("main => { main.scrollTop = 0; }")
-    return page.locator(".js-plotly-plot").first.bounding_box()["y"]
 
 
 def rank_of(folder: Path, number: int) -> psutil.Process:

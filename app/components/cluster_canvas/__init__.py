@@ -92,28 +92,24 @@ def cluster_canvas(
     session: another number for another session, which has a history of edits of its own
     on_edit: called before the next run when there is a new edit, to be read with `edit_of`
     """
-    _component(
-        key=key,
-        data={
-            "cluster": cluster and cluster.model_dump(mode="json"),
-            "answered": answered,
-            "refused": refused,
-            "session": session,
-            "presets": list(cluster_presets()),
-            "types": {
-                name: {
-                    "colour": gpu_colour(name),
-                    "gpu": kind.gpu().model_dump(mode="json"),
-                    "links": (links := links_of_types().get(name))
-                    and {"link_bandwidth": links.bandwidth, "link_latency": links.latency},
-                }
-                for name, kind in every_gpu_type().items()
-            },
-            "overlay": overlay and asdict(overlay),
+    data = {
+        "cluster": cluster and cluster.model_dump(mode="json"),
+        "answered": answered,
+        "refused": refused,
+        "session": session,
+        "presets": list(cluster_presets()),
+        "types": {
+            name: {
+                "colour": gpu_colour(name),
+                "gpu": kind.gpu().model_dump(mode="json"),
+                "links": (links := links_of_types().get(name))
+                and {"link_bandwidth": links.bandwidth, "link_latency": links.latency},
+            }
+            for name, kind in every_gpu_type().items()
         },
-        default={"edit": None},
-        on_edit_change=on_edit,
-    )
+        "overlay": overlay and asdict(overlay),
+    }
+    _component(key=key, data=data, default={"edit": None}, on_edit_change=on_edit)
 
 
 def edit_of(key: str) -> Edit | None:
