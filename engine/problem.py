@@ -98,6 +98,8 @@ class Problem:
             self._check_second(self.second)
         if self.step is not None and self.second is not None:
             raise InputError("a training step is planned for one model; close the second model")
+        if self.step is not None and self.travel is not None:
+            raise InputError("in a training step every copy of a token travels on its own; leave --travel out")
         if self.graph is not None and self.step is None:
             raise InputError("an operator graph belongs to a training step; describe the step too")
         if self.in_use is not None:

@@ -7,9 +7,8 @@
     trace = recorder.trace("my text")           # RoutingTrace, int16 [token, layer, k]
     recorder.save("my-text.npz")
 
-Routers that return or keep the experts they chose are found by themselves: those of Hugging Face's Mixtral, Qwen-MoE,
-DeepSeek, gpt-oss, OLMoE and most others. Name them with `routers` if that fails, and give `k` if a router returns
-nothing but logits.
+Routers that return or keep the experts they chose are found by themselves: those of Hugging Face's Mixtral, Qwen-MoE, DeepSeek,
+gpt-oss, OLMoE and most others. Name them with `routers` if that fails, and give `k` if a router returns nothing but logits.
 """
 
 import re
@@ -119,19 +118,22 @@ class RoutingRecorder:
         self._running = True
         self._pending = {}
         # Asked now because the pass itself fills the cache.
-        self._continued = _continues(kwargs)
+        past = kwargs.get("past_key_values")
+        self._continued = past is not None and (not hasattr(past, "get_seq_length") or past.get_seq_length() > 0)
+        """True if this goes on with the sequences of the previous pass, as every step of text generation does."""
 
     def _watch(self, name: str) -> Callable[[nn.Module, object, object], None]:
         """A forward hook that notes the choice of the module `name`."""
 
-        def hook(module: nn.Module, _inputs: object, output: object) -> None:
+        def hook(module: nn.Module, inputs: tuple, output: object) -> None:
             # Children report before their parents: a module that holds a router, such as the MoE block, is none.
             if not self._running or any(_holds(name, router) for router in self._pending):
                 return
             count = _attribute(module, EXPERT_COUNT_NAMES, int) or _configured_experts(self._model)
-            router = _looks_like_router(name, module)
-            logits = _logits(output, count) if router or self._named else None
-            chosen = _choice(module, output, count, router or self._named)
+            router = bool(ROUTER_CLASS.search(type(module).__name__) or ROUTER_NAME.fullmatch(name.rpartition(".")[2]))
+            tokens = _tokens_of(inputs)
+            logits = _logits(output, count, tokens) if router or self._named else None
+            chosen = _choice(module, output, count, router or self._named, tokens)
             if chosen is None and logits is not None and self._k is None:
                 self._only_logits.append(name)
             elif chosen is None and logits is not None:
@@ -214,13 +216,17 @@ def _holds(name: str, router: str) -> bool:
     return name != router and (name == "" or router.startswith(name + "."))
 
 
-def _looks_like_router(name: str, module: nn.Module) -> bool:
-    last = name.rpartition(".")[2]
-    return bool(ROUTER_CLASS.search(type(module).__name__) or ROUTER_NAME.fullmatch(last))
+def _tokens_of(inputs: tuple) -> int | None:
+    """Number of tokens whose states, float [..., width], a module was given first; None if it shows no such input."""
+    first = inputs[0] if inputs else None
+    if not isinstance(first, Tensor) or not first.dtype.is_floating_point or first.dim() < 2:
+        return None
+    return first.numel() // max(first.shape[-1], 1)
 
 
-def _choice(module: nn.Module, output: object, experts: int | None, trusted: bool) -> Tensor | None:
-    """The chosen experts, integer [..., k], that a module returned or keeps; None if there are none."""
+def _choice(module: nn.Module, output: object, experts: int | None, trusted: bool, tokens: int | None) -> Tensor | None:
+    """The chosen experts, integer [..., k], that a module returned or keeps, turned round if it has them as [k, token], as
+    DeepSpeed's gate does; None if there are none."""
     named = dict(output) if isinstance(output, Mapping) else {}
     named = {**vars(module), **module._buffers, **named}
     candidates = [named[key] for key in CHOICE_NAMES if key in named]
@@ -229,33 +235,23 @@ def _choice(module: nn.Module, output: object, experts: int | None, trusted: boo
     for tensor in candidates:
         if not isinstance(tensor, Tensor) or tensor.dtype.is_floating_point or tensor.dim() < 2 or not tensor.numel():
             continue
-        if _is_mask(tensor, experts):
-            return _indices_of_mask(tensor)
+        # A mask has a 0 or 1 per expert on its last axis (Switch Transformer) instead of k expert ids: ids that fill the axis
+        # would be a permutation and reach beyond 1, unless there are but two experts.
+        if tensor.shape[-1] == experts and (tensor.dtype == torch.bool or (experts > 2 and int(tensor.max()) <= 1)):
+            k = max(int(tensor.sum(dim=-1).max()), 1)
+            there, index = tensor.to(torch.uint8).topk(k, dim=-1)
+            return index.masked_fill(there == 0, -1)  # -1 if a token has fewer than k experts
         if tensor.dtype != torch.bool:
-            return tensor
+            return tensor.T if tensor.dim() == 2 and tensor.shape[0] != tokens == tensor.shape[1] else tensor
     return None
 
 
-def _is_mask(tensor: Tensor, experts: int | None) -> bool:
-    """True if the last axis has a 0 or 1 per expert (Switch Transformer) instead of k expert ids.
-
-    Ids that fill the axis would be a permutation and reach beyond 1, unless there are but two experts.
-    """
-    return tensor.shape[-1] == experts and (tensor.dtype == torch.bool or (experts > 2 and int(tensor.max()) <= 1))
-
-
-def _indices_of_mask(mask: Tensor) -> Tensor:
-    """int64 [..., k], -1 if a token has fewer than k experts. mask: 0 or 1, [..., experts]."""
-    k = max(int(mask.sum(dim=-1).max()), 1)
-    there, index = mask.to(torch.uint8).topk(k, dim=-1)
-    return index.masked_fill(there == 0, -1)
-
-
-def _logits(output: object, experts: int | None) -> Tensor | None:
+def _logits(output: object, experts: int | None, tokens: int | None) -> Tensor | None:
     """Router logits or probabilities, float [..., experts], among the outputs of a module: the widest (with `experts`
-    known, one just as wide); None if there are none."""
+    known, one just as wide) with a row for every token; None if there are none."""
     floats = [tensor for tensor in _tensors(output) if tensor.dtype.is_floating_point and tensor.dim() >= 2]
-    fitting = [tensor for tensor in floats if tensor.shape[-1] == (experts or tensor.shape[-1]) > 1]
+    rows = [tensor for tensor in floats if tensor.shape[:-1].numel() == (tokens or tensor.shape[:-1].numel())]
+    fitting = [tensor for tensor in rows if tensor.shape[-1] == (experts or tensor.shape[-1]) > 1]
     return max(fitting, key=lambda tensor: tensor.shape[-1], default=None)
 
 
@@ -286,9 +282,3 @@ def _batch_shape(inputs: tuple, kwargs: dict) -> tuple[int, int] | None:
     if not isinstance(first, Tensor) or first.dim() != 2 + first.dtype.is_floating_point:
         return None
     return first.shape[0], first.shape[1]
-
-
-def _continues(kwargs: dict) -> bool:
-    """True if a pass goes on with the sequences of the previous one, as every step of text generation does."""
-    past = kwargs.get("past_key_values")
-    return past is not None and (not hasattr(past, "get_seq_length") or past.get_seq_length() > 0)

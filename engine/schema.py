@@ -15,16 +15,7 @@ from functools import cached_property
 from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    GetCoreSchemaHandler,
-    NonNegativeFloat,
-    SerializationInfo,
-    ValidationError,
-    field_validator,
-)
+import pydantic
 from pydantic_core import CoreSchema, core_schema, from_json, to_json
 
 from engine.errors import InputError, one_line
@@ -60,17 +51,17 @@ LONG = 256
 millions."""
 
 
-class Frozen(BaseModel):
+class Frozen(pydantic.BaseModel):
     """Immutable, strict about its fields, and named by the SHA-256 of its canonical JSON."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @classmethod
     def from_dict(cls, data: object, where: str) -> Self:
         """Validate `data`; raises InputError that starts with `where` and names the first faulty field."""
         try:
             return cls.model_validate(data)
-        except ValidationError as error:
+        except pydantic.ValidationError as error:
             raise InputError(f"{where}: {first_fault(error)}") from None
 
     @classmethod
@@ -122,9 +113,9 @@ class Kept(Frozen):
     NEWEST: ClassVar[int] = 1
     """To be raised when a field is renamed or changes its meaning; a validator then mends older documents."""
 
-    version: int = Field(1, ge=1)
+    version: int = pydantic.Field(1, ge=1)
 
-    @field_validator("version")
+    @pydantic.field_validator("version")
     @classmethod
     def _is_known(cls, version: int) -> int:
         if version > cls.NEWEST:
@@ -182,7 +173,7 @@ def shortened(text: str, most: int = 80) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
 
 
-def first_fault(error: ValidationError) -> str:
+def first_fault(error: pydantic.ValidationError) -> str:
     """The first complaint of pydantic as `field → 0 → name: reason`."""
     fault = error.errors(include_url=False)[0]
     place = " → ".join(one_line(shortened(str(part))) for part in fault["loc"])
@@ -211,7 +202,7 @@ class _Column:
     dtype: type[np.number]
     items: Any
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(self, source: Any, handler: pydantic.GetCoreSchemaHandler) -> CoreSchema:
         written = core_schema.plain_serializer_function_ser_schema(_written, info_arg=True)
         listed = handler.generate_schema(tuple[self.items, ...])
         return core_schema.no_info_wrap_validator_function(self._read, listed, serialization=written)
@@ -247,7 +238,7 @@ def _decoded(text: str) -> np.ndarray:
         raise ValueError(f"is base64 that ends within a number of {dtype}") from None
 
 
-def _written(column: np.ndarray, info: SerializationInfo) -> np.ndarray | list[float] | str:
+def _written(column: np.ndarray, info: pydantic.SerializationInfo) -> np.ndarray | list[float] | str:
     """A column for JSON; whole numbers in the fewest bytes that hold all of them, so that equal columns have equal text."""
     if info.mode == "python":
         return column
@@ -262,21 +253,21 @@ def _written(column: np.ndarray, info: SerializationInfo) -> np.ndarray | list[f
     return f"{dtype}:{base64.b64encode(column.astype(f'<{dtype}').tobytes()).decode()}"
 
 
-Integers = Annotated[np.ndarray, _Column(np.int32, Annotated[int, Field(ge=-_LARGEST, le=_LARGEST)])]
+Integers = Annotated[np.ndarray, _Column(np.int32, Annotated[int, pydantic.Field(ge=-_LARGEST, le=_LARGEST)])]
 """int32[row], read-only; arrays, lists and text are accepted."""
 
-Amounts = Annotated[np.ndarray, _Column(np.float64, NonNegativeFloat)]
+Amounts = Annotated[np.ndarray, _Column(np.float64, pydantic.NonNegativeFloat)]
 """float64[row], read-only, finite and not negative."""
 
 # Ranges of quantities of real machines, with room to spare: beyond them a number is a slip of the keyboard.
 
-Rate = Annotated[float, Field(ge=1e-3, le=1e30)]
+Rate = Annotated[float, pydantic.Field(ge=1e-3, le=1e30)]
 """Bytes/s or FLOP/s of one GPU, port or link; 1e30 stands for a network that costs nothing, to plan without one."""
-Memory = Annotated[float, Field(ge=1, le=1e21)]
+Memory = Annotated[float, pydantic.Field(ge=1, le=1e21)]
 """Bytes of one GPU."""
-StartUp = Annotated[float, Field(ge=0, le=3600)]
+StartUp = Annotated[float, pydantic.Field(ge=0, le=3600)]
 """Seconds before a transfer or an operation begins."""
-Amount = Annotated[float, Field(ge=1e-3, le=1e18)]
+Amount = Annotated[float, pydantic.Field(ge=1e-3, le=1e18)]
 """Bytes of a transfer, or a side of a matrix."""
-Seconds = Annotated[float, Field(ge=1e-12, le=1e6)]
+Seconds = Annotated[float, pydantic.Field(ge=1e-12, le=1e6)]
 """Seconds of a measurement."""

@@ -213,10 +213,7 @@ def unions(spans: np.ndarray, lanes: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 
 def _union(spans: np.ndarray) -> np.ndarray:
-    """The union of intervals, ascending: float64[interval, 2].
-
-    spans: float64[event, 2]
-    """
+    """The union of intervals, ascending: float64[interval, 2]. spans: float64[event, 2]"""
     return unions(spans, np.zeros(len(spans), dtype=np.int64))[0]
 
 
@@ -227,18 +224,12 @@ def _inside(times: np.ndarray, intervals: np.ndarray) -> np.ndarray:
 
 
 def _covered(spans: np.ndarray) -> float:
-    """Seconds of the union of intervals.
-
-    spans: float64[event, 2]
-    """
+    """Seconds of the union of intervals. spans: float64[event, 2]"""
     return float(np.diff(_union(spans)).sum())
 
 
 def balancedness(load: np.ndarray) -> np.ndarray:
-    """Mean / max over the last axis (EPLB): float64[...]; 1 for a layer without load.
-
-    load: float64[..., gpu]
-    """
+    """Mean / max over the last axis (EPLB): float64[...]; 1 for a layer without load. load: float64[..., gpu]"""
     most = load.max(axis=-1)
     return np.where(most > 0, load.mean(axis=-1) / np.where(most > 0, most, 1), 1.0)
 

@@ -59,10 +59,7 @@ class Webhook:
             return str(error)
 
     def send(self, message: dict[str, Any]) -> None:
-        """Queue a message for the address, if one is configured.
-
-        message: plain JSON
-        """
+        """Queue a message for the address, if one is configured. message: plain JSON"""
         try:
             where = address()
         except InputError as error:
@@ -84,21 +81,19 @@ class Webhook:
         while True:
             where, message = self._messages.get()
             try:
-                self._post(where, message)
+                # The answer is not read, and a redirection is not followed: messages go to the operator's address alone.
+                with requests.post(where, json=message, timeout=TIMEOUT, allow_redirects=False, stream=True) as answer:
+                    if 200 <= answer.status_code < 300:
+                        self._fault = None
+                    else:
+                        self._fail(where, f"it answered {answer.status_code}")
             except Exception as error:  # the next message has to be sent after any failure
                 self._fail(where, type(error).__name__)
 
-    def _post(self, where: str, message: dict[str, Any]) -> None:
-        # The answer is not read, and a redirection is not followed: messages go to the operator's address alone.
-        with requests.post(where, json=message, timeout=TIMEOUT, allow_redirects=False, stream=True) as answer:
-            if 200 <= answer.status_code < 300:
-                self._fault = None
-            else:
-                self._fail(where, f"it answered {answer.status_code}")
-
     def _fail(self, where: str, why: str) -> None:
-        self._fault = f"the webhook at {urlsplit(where).hostname} did not take a message: {why}"
-        _LOG.warning("%s", self._fault)
+        fault = f"the webhook at {urlsplit(where).hostname} did not take a message: {why}"
+        _LOG.warning("%s", fault)  # first: who sees the fault finds it in the log
+        self._fault = fault
 
 
 WEBHOOK = Webhook()

@@ -29,29 +29,35 @@ CLUSTER = {
 
 
 def add_command(commands: Commands, group: str, name: str, help: str) -> argparse.ArgumentParser:
-    """A new command with --json. It runs `run_NAME` of `engine.cli.GROUP`.
-
-    help: its line in the list of commands
-    """
+    """A new command with --json. It runs `run_NAME` of `engine.cli.GROUP`. help: its line in the list of commands"""
     command = commands.add_parser(name, help=help, description=help)
     command.set_defaults(group=group, command=name)
     command.add_argument("--json", action="store_true", help="print one JSON object")
     return command
 
 
-TYPES = {"ADDRESS": str, "TYPE": str, "URL": str, "A": float, "S": float, "N": int}
+TYPES = {"N": int, "S": float, "A": float, "SECONDS": float}
+TYPES |= dict.fromkeys(("ADDRESS", "TYPE", "URL", "SOURCE", "KEY=VALUE", "NAME=VALUE", "FILE[::NAME]"), str)
 """The type of an option's value by its metavar; of all others it is a path."""
 
+SEVERAL = {"action": "append", "default": []}
+"""Arguments of `add_argument` for an option that may be given several times."""
 
-def add_options(parser: Any, options: dict[str, str], required: bool = False) -> None:
-    """Add options with one value each.
+
+def add_options(parser: Any, options: dict[str, Any], required: bool = False) -> None:
+    """Add options: with a metavar of one value, without one of none or of given choices.
 
     parser: argparse.ArgumentParser, or a group of one
-    options: help by names and metavar, as in "-o --output FILE"
+    options: help by names and metavar, as in "-o --output FILE"; or (help, more arguments of `add_argument`)
     """
-    for names, help in options.items():
-        *flags, metavar = names.split()
-        parser.add_argument(*flags, type=TYPES.get(metavar, Path), metavar=metavar, required=required, help=help)
+    for names, told in options.items():
+        help, more = told if isinstance(told, tuple) else (told, {})
+        flags, metavar = [word for word in names.split() if word[0] == "-"], names.split()[-1]
+        if metavar[0] != "-":
+            more = {"type": TYPES.get(metavar, Path), "metavar": metavar, "required": required} | more
+        elif "choices" not in more:
+            more = {"action": "store_true"} | more
+        parser.add_argument(*flags, help=help, **more)
 
 
 def add_inputs(command: argparse.ArgumentParser, required: bool, several: bool = False) -> None:
@@ -62,51 +68,31 @@ def add_inputs(command: argparse.ArgumentParser, required: bool, several: bool =
     """
     more = "" if required else " (default: what the plan was made from)"
     training = "; with --training it may be left out: balanced routing" if required else more
-    if several:
-        command.add_argument(
-            "--workload", nargs="+", action="extend", metavar="FILE[::NAME]", help="recordings of the model" + more
-        )
-    else:
-        command.add_argument("--workload", metavar="FILE[::NAME]", help=f"the recording, or {BALANCED!r}" + training)
-    add_options(
-        command,
-        {
-            "--cluster FILE": "cluster JSON, or a catalogue name" + more,
-            "--model FILE": "model JSON, Hugging Face config.json, or a catalogue name" + more,
-        },
-        required=required,
-    )
-    command.add_argument(
-        "--workload-b",
-        action="append",
-        default=[],
-        metavar="FILE[::NAME]",
-        help="the recording of a second model on the same GPUs" + more,
-    )
-    command.add_argument("--model-b", type=Path, metavar="FILE", help="the second model (default: the same as the first)")
-    command.add_argument(
-        "--training",
-        metavar="STEP",
-        help="plan a training step instead of inference: its JSON, or 'usual' for what the "
-        "model and the cluster suggest" + more,
-    )
-    command.add_argument("--graph", type=Path, metavar="FILE", help="the step's operators as JSON" + more)
-    command.add_argument(
-        "--cost",
-        action="append",
-        default=[],
-        metavar="SOURCE",
-        help="datasheet (the default), silicon (measured tables), deepep (measured exchanges: the network), or a file: an α–β "
-        "profile or measured times (JSON, CSV), nccl-tests output, a PyTorch profiler trace; twice: computation and network "
-        "each from the first that has it",
-    )
+    one = f"the recording, or {BALANCED!r}{training}"
+    many = {"nargs": "+", "action": "extend"}
+    add_options(command, {"--workload FILE[::NAME]": ("recordings of the model" + more, many) if several else one})
+    kinds = {"cluster": "cluster JSON", "model": "model JSON, Hugging Face config.json"}
+    add_options(command, {f"--{name} FILE": f"{kind}, or a catalogue name{more}" for name, kind in kinds.items()}, required)
+    options = {
+        "--workload-b FILE[::NAME]": (f"the recording of a second model on the same GPUs{more}", SEVERAL),
+        "--model-b FILE": "the second model (default: the same as the first)",
+        "--training STEP": (
+            f"plan a training step instead of inference: its JSON, or 'usual' for what the model and the cluster suggest{more}",
+            {"type": str},
+        ),
+        "--graph FILE": f"the step's operators as JSON{more}",
+        "--cost SOURCE": (
+            "datasheet (the default), silicon (measured tables), deepep (measured exchanges: the network), or a file: an "
+            "α–β profile or measured times (JSON, CSV), nccl-tests output, a PyTorch profiler trace; twice: computation "
+            "and network each from the first that has it",
+            SEVERAL,
+        ),
+    }
+    add_options(command, options)
 
 
 def add_travel(command: argparse.ArgumentParser, default: str) -> None:
-    """Add the option for the travel of tokens.
-
-    default: its default, for the help text
-    """
+    """Add the option for the travel of tokens. default: its default, for the help text"""
     command.add_argument(
         "--travel",
         metavar="UNIT[:OUT[:BACK[:COPIES]]]",
@@ -119,22 +105,20 @@ def add_travel(command: argparse.ArgumentParser, default: str) -> None:
 
 
 def add_step(command: argparse.ArgumentParser, required: bool) -> None:
-    """Add the options for a step of serving.
-
-    required: True if the step must be given
-    """
+    """Add the options for a step of serving. required: True if the step must be given"""
     optional = "" if required else "; gains are then of whole steps (default: of a pass through the MoE layers)"
-    command.add_argument("--serving", required=required, type=Path, metavar="STEP", help="the step as JSON" + optional)
-    command.add_argument(
-        "--config",
-        metavar="FILE",
-        help="the model's Hugging Face config.json, or a model of the catalogue (default: as --model or the model is called)",
-    )
-    command.add_argument(
-        "--operators",
-        choices=("aiconfigurator", "datasheet"),
-        help="what times attention, dense layers and head (default: aiconfigurator where it knows GPU and model)",
-    )
+    add_options(command, {"--serving STEP": "the step as JSON" + optional}, required)
+    options = {
+        "--config FILE": (
+            "the model's Hugging Face config.json, or a model of the catalogue (default: as --model or the model is called)",
+            {"type": str},
+        ),
+        "--operators": (
+            "what times attention, dense layers and head (default: aiconfigurator where it knows GPU and model)",
+            {"choices": ("aiconfigurator", "datasheet")},
+        ),
+    }
+    add_options(command, options)
 
 
 def add_cluster(command: argparse.ArgumentParser) -> None:

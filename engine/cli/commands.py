@@ -7,7 +7,7 @@ import argparse
 from itertools import chain
 from pathlib import Path
 
-from engine.cli.arguments import Commands, add_cluster, add_command, add_inputs, add_options, add_step, add_travel
+from engine.cli.arguments import SEVERAL, Commands, add_cluster, add_command, add_inputs, add_options, add_step, add_travel
 from engine.systems import FILES
 
 WRITERS = ("npz", "npy", "csv", "parquet", "loads-csv", "moe-balance", "sglang-statistics", "lmdeploy", "sglang-recorder")
@@ -16,24 +16,9 @@ WRITERS = ("npz", "npy", "csv", "parquet", "loads-csv", "moe-balance", "sglang-s
 TARGETS = ("sglang", "trtllm", "vllm", "vllm-ascend", "megatron", "exflow", "csv")
 """Formats that a placement can be written in."""
 
-KERNELS = (
-    "order",
-    "assign",
-    "colocate",
-    "colocate-heterogeneous",
-    "affinity",
-    "coactivation",
-    "popularity",
-    "replicate-devices",
-    "replicate",
-    "pipeline-degree",
-    "partition",
-    "partition-axes",
-    "priority",
-    "weight-gradients",
-    "travel",
-    "two-tier",
-)
+KERNELS = ("order", "assign", "colocate", "colocate-heterogeneous", "affinity", "coactivation", "popularity")
+KERNELS += ("replicate-devices", "replicate", "pipeline-degree", "partition", "partition-axes", "priority")
+KERNELS += ("weight-gradients", "travel", "two-tier")
 
 PRESETS = {
     "w0": "tokens go round-robin over all experts",
@@ -63,85 +48,70 @@ THRESHOLDS = {
 
 def _record(commands: Commands) -> None:
     command = add_command(commands, "record", "record", "record from a running server of SGLang or vLLM")
-    engine = command.add_mutually_exclusive_group(required=True)
-    add_options(
-        engine,
-        {
-            "--sglang URL": "an SGLang server, such as http://localhost:30000",
-            "--vllm URL": "a vLLM server, such as http://localhost:8000",
-        },
-    )
-    add_options(
-        command,
-        {"-o --output OUT": "with --prompts: the .npz to write; otherwise the folder for the recorder's files"},
-        required=True,
-    )
-    command.add_argument(
-        "--seconds", type=float, metavar="N", help="SGLang's recorder: how long; with --prompts: at most so long"
-    )
-    add_options(
-        command,
-        {
-            "--prompts FILE": "send these prompts (one a line, or .jsonl) and keep the routing that their answers carry",
-            "--from-folder DIR": "SGLang's recorder: the server's SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR (by default "
-            "/tmp), as it is reachable here; its files are copied from there",
-            "--model FILE": "the model served: config.json, or a name of the catalogue (default with --sglang: what the "
-            "server serves, if it is in the catalogue)",
-        },
-    )
-    command.add_argument("--max-tokens", type=int, default=64, metavar="N", help="tokens to generate a prompt (64)")
-    command.add_argument("--concurrency", type=int, default=1, metavar="N", help="prompts at a time (1)")
-    command.add_argument("--timeout", type=float, default=300.0, metavar="SECONDS", help="for one answer, and for files (300)")
+    servers = {
+        "--sglang URL": "an SGLang server, such as http://localhost:30000",
+        "--vllm URL": "a vLLM server, such as http://localhost:8000",
+    }
+    add_options(command.add_mutually_exclusive_group(required=True), servers)
+    output = "with --prompts: the .npz to write; otherwise the folder for the recorder's files"
+    add_options(command, {"-o --output OUT": output}, required=True)
+    options = {
+        "--seconds N": ("SGLang's recorder: how long; with --prompts: at most so long", {"type": float}),
+        "--prompts FILE": "send these prompts (one a line, or .jsonl) and keep the routing that their answers carry",
+        "--from-folder DIR": "SGLang's recorder: the server's SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR (by default "
+        "/tmp), as it is reachable here; its files are copied from there",
+        "--model FILE": "the model served: config.json, or a name of the catalogue (default with --sglang: what the "
+        "server serves, if it is in the catalogue)",
+        "--max-tokens N": ("tokens to generate a prompt (64)", {"default": 64}),
+        "--concurrency N": ("prompts at a time (1)", {"default": 1}),
+        "--timeout SECONDS": ("for one answer, and for files (300)", {"default": 300.0}),
+    }
+    add_options(command, options)
     command.epilog = "The environment variable SWITCHYARD_API_KEY holds the key of a server that asks for one."
 
 
 def _recordings(commands: Commands) -> None:
     command = add_command(commands, "recordings", "inspect", "what a file is; of a recording its checks, its skew and affinity")
     _add_files(command, "files, folders and archives; files of one recording are one")
-    command.add_argument("--fix", action="store_true", help="write the recording mended by what its checks advise")
-    command.add_argument(
-        "-o", "--output", type=Path, metavar="OUT", help="where to (default: NAME-mended.npz beside the recording)"
-    )
-    command.add_argument("--keep", choices=("prefill", "decode"), help="with --fix: the phase to keep where both are there")
+    options = {
+        "--fix": "write the recording mended by what its checks advise",
+        "-o --output OUT": "where to (default: NAME-mended.npz beside the recording)",
+        "--keep": ("with --fix: the phase to keep where both are there", {"choices": ("prefill", "decode")}),
+    }
+    add_options(command, options)
     command = add_command(commands, "recordings", "convert", "a recording in another format")
     _add_files(command, "the files of one recording")
-    command.add_argument("-o", "--output", type=Path, required=True, metavar="OUT", help="the file to write")
-    command.add_argument("--to", choices=WRITERS, help="the format (default: what the name of OUT ends in)")
+    add_options(command, {"-o --output OUT": "the file to write"}, required=True)
+    add_options(command, {"--to": ("the format (default: what the name of OUT ends in)", {"choices": WRITERS})})
 
 
 def _add_files(command: argparse.ArgumentParser, help: str) -> None:
     command.add_argument("files", nargs="+", metavar="FILE[::NAME]", help=help)
-    add_options(
-        command,
-        {
-            "--model FILE": "the model that was recorded: its JSON, config.json, or a catalogue name",
-            "--stages N": "pipeline stages of the run that was recorded, where the recording and the model leave that open",
-            "--deployed FILE": "the plan that ran while it was recorded, which folds counts of its slots to experts",
-        },
-    )
+    options = {
+        "--model FILE": "the model that was recorded: its JSON, config.json, or a catalogue name",
+        "--stages N": "pipeline stages of the run that was recorded, where the recording and the model leave that open",
+        "--deployed FILE": "the plan that ran while it was recorded, which folds counts of its slots to experts",
+    }
+    add_options(command, options)
 
 
 def _synthetic(commands: Commands) -> None:
     command = add_command(commands, "recordings", "synthetic", "a synthetic routing log, not recorded, for a model")
     add_options(command, {"--model FILE": "model JSON, Hugging Face config.json, or a catalogue name"}, required=True)
-    command.add_argument(
-        "--preset",
-        choices=list(PRESETS),
-        metavar="W",
-        help="an imbalance workload of NVIDIA/Megatron-LM pull request #7488, in place of skew and affinity. "
-        + "; ".join(f"{key}: {text}" for key, text in PRESETS.items()),
-    )
-    add_options(
-        command,
-        {
-            "--skew S": "exponent of the power law of popularity, 0: all alike (default: 1)",
-            "--affinity A": "the probability that a token goes on to the experts that follow its own (default: 0.5)",
-        },
-    )
-    command.add_argument("--tokens", type=int, default=16_384, metavar="N", help="default: 16384")
-    command.add_argument("--steps", type=int, metavar="N", help="steps of a preset, which w6 and w7 tell apart (default: 12)")
-    command.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
-    command.add_argument("-o", "--output", required=True, type=Path, metavar="FILE.npz")
+    presets = "; ".join(f"{key}: {text}" for key, text in PRESETS.items())
+    options = {
+        "--preset W": (
+            "an imbalance workload of NVIDIA/Megatron-LM pull request #7488, in place of skew and affinity. " + presets,
+            {"choices": list(PRESETS), "type": str},
+        ),
+        "--skew S": "exponent of the power law of popularity, 0: all alike (default: 1)",
+        "--affinity A": "the probability that a token goes on to the experts that follow its own (default: 0.5)",
+        "--tokens N": ("default: 16384", {"default": 16_384}),
+        "--steps N": "steps of a preset, which w6 and w7 tell apart (default: 12)",
+        "--seed N": ("default: 0", {"default": 0}),
+    }
+    add_options(command, options)
+    add_options(command, {"-o --output FILE.npz": None}, required=True)
 
 
 def _plan(commands: Commands) -> None:
@@ -149,34 +119,23 @@ def _plan(commands: Commands) -> None:
     add_inputs(command, required=True)
     add_travel(command, "copies")
     command.add_argument("--system", required=True, choices=[*dict.fromkeys(chain(*FILES.values())), "all"])
-    command.add_argument(
-        "--also",
-        action="append",
-        default=[],
-        metavar="FILE[::NAME]",
-        help="another recording of the model that the plan must serve as well; may be given several times",
-    )
-    add_options(
-        command,
-        {
-            "--in-use PLAN": "the plan that is deployed now, for what a move costs",
-            "--serving STEP": "plan for the tokens of a serving step (its JSON), with the routing of the recording",
-        },
-    )
-    command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="settings")
-    add_options(
-        command,
-        {
-            "--dask ADDRESS": "run the systems on a Dask cluster: the address of its scheduler, tcp://… (default: "
-            "SWITCHYARD_DASK)",
-            "-o --output plan.json": "where the (best) plan goes",
-        },
-    )
+    options = {
+        "--also FILE[::NAME]": (
+            "another recording of the model that the plan must serve as well; may be given several times",
+            SEVERAL,
+        ),
+        "--in-use PLAN": "the plan that is deployed now, for what a move costs",
+        "--serving STEP": "plan for the tokens of a serving step (its JSON), with the routing of the recording",
+        "--set KEY=VALUE": (None, SEVERAL | {"dest": "settings"}),
+        "--dask ADDRESS": "run the systems on a Dask cluster: the address of its scheduler, tcp://… (default: SWITCHYARD_DASK)",
+        "-o --output plan.json": "where the (best) plan goes",
+    }
+    add_options(command, options)
 
     command = add_command(commands, "plan", "graph", "the operators of a training step, their sizes and times")
     add_inputs(command, required=True)
     command.set_defaults(also=[], in_use=None, travel=None, serving=None)
-    command.add_argument("-o", "--output", type=Path, metavar="graph.json")
+    add_options(command, {"-o --output graph.json": None})
 
 
 def _simulate(commands: Commands) -> None:
@@ -184,7 +143,7 @@ def _simulate(commands: Commands) -> None:
     command.add_argument("plan", type=Path)
     add_inputs(command, required=False)
     add_travel(command, "the plan's own")
-    command.add_argument("-o", "--output", type=Path, metavar="timeline.json")
+    add_options(command, {"-o --output timeline.json": None})
 
     command = add_command(commands, "simulate", "compare", "plans side by side, with the differences to the first")
     command.add_argument("plans", nargs="+", type=Path, metavar="PLAN")
@@ -203,21 +162,13 @@ def _serve(commands: Commands) -> None:
 def _verdict(commands: Commands) -> None:
     command = add_command(commands, "judgement", "verdict", "do it, try it, not now, or cannot say yet: is a plan worth it?")
     command.add_argument("plan", type=Path)
-    add_options(
-        command,
-        {
-            "--deployed FILE": "what runs now: a plan, a serving engine's plan file, linear or round-robin (default: "
-            "experts in contiguous blocks)"
-        },
-    )
-    command.add_argument(
-        "--threshold",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        dest="thresholds",
-        help="; ".join(f"{name}: {text}" for name, text in THRESHOLDS.items()),
-    )
+    thresholds = "; ".join(f"{name}: {text}" for name, text in THRESHOLDS.items())
+    options = {
+        "--deployed FILE": "what runs now: a plan, a serving engine's plan file, linear or round-robin (default: "
+        "experts in contiguous blocks)",
+        "--threshold NAME=VALUE": (thresholds, SEVERAL | {"dest": "thresholds"}),
+    }
+    add_options(command, options)
     add_inputs(command, required=False, several=True)
     add_step(command, required=False)
     add_travel(command, "as the plans say")
@@ -228,57 +179,50 @@ def _redundancy(commands: Commands) -> None:
     add_inputs(command, required=True, several=True)
     add_step(command, required=False)
     add_travel(command, "copies")
-    command.add_argument(
-        "--algorithm", choices=("best", "eplb"), default="best", help="of replicas; eplb: DeepSeek's greedy, to the letter"
-    )
-    command.add_argument(
-        "--groups",
-        type=int,
-        default=1,
-        metavar="N",
-        help="groups of experts that EPLB keeps on a node where nodes divide them; DeepSeek-V3's gate has 8 (default: 1)",
-    )
+    groups = "groups of experts that EPLB keeps on a node where nodes divide them; DeepSeek-V3's gate has 8 (default: 1)"
+    algorithms = {"choices": ("best", "eplb"), "default": "best"}
+    options = {
+        "--algorithm": ("of replicas; eplb: DeepSeek's greedy, to the letter", algorithms),
+        "--groups N": (groups, {"default": 1}),
+    }
+    add_options(command, options)
 
 
 def _export(commands: Commands) -> None:
     command = add_command(commands, "export", "export", "a plan as a serving engine reads it, or for Perfetto")
     command.add_argument("plan", type=Path, help="a plan, a serving engine's plan file, 'linear' or 'round-robin'")
     command.add_argument("--to", required=True, choices=[*TARGETS, "perfetto"])
-    command.add_argument("-o", "--output", required=True, type=Path, metavar="FILE")
-    command.add_argument(
-        "--even", action="store_true", help="project the plan to as many slots on every GPU, and say what that costs"
-    )
-    command.add_argument("--mtp", action="store_true", help="trtllm: with a layer for multi-token prediction")
-    add_options(command, {"--measured RUN": "perfetto: with the measured run beside; what 'launch --json' printed"})
+    add_options(command, {"-o --output FILE": None}, required=True)
+    options = {
+        "--even": "project the plan to as many slots on every GPU, and say what that costs",
+        "--mtp": "trtllm: with a layer for multi-token prediction",
+        "--measured RUN": "perfetto: with the measured run beside; what 'launch --json' printed",
+    }
+    add_options(command, options)
     add_inputs(command, required=False)
     add_travel(command, "the plan's own")
+
+
+SCALE = "testbed: links S times as slow as drawn (default: what brings the fastest to 100 Mbit/s)"
 
 
 def _launch(commands: Commands) -> None:
     command = add_command(commands, "launch", "launch", "run a plan as a torch.distributed job; measured beside predicted")
     command.add_argument("plans", nargs="+", type=Path, metavar="PLAN", help="several are run in turn and compared")
     add_inputs(command, required=False)
-    command.add_argument(
-        "--on",
-        choices=["local", "testbed", "slurm", "kubernetes"],
-        default="local",
-        help="testbed: the plan's cluster emulated on this machine, with shaped links (needs root and iproute2)",
-    )
+    on = "testbed: the plan's cluster emulated on this machine, with shaped links (needs root and iproute2)"
+    add_options(command, {"--on": (on, {"choices": ["local", "testbed", "slurm", "kubernetes"], "default": "local"})})
     add_cluster(command)
-    add_options(
-        command,
-        {
-            "--scale S": "testbed: links S times as slow as drawn (default: what brings the fastest to 100 Mbit/s)",
-            "--ranks N": "default: one per attached GPU, at most 4 on a CPU (the nearest number that keeps nodes where a "
-            "plan uses them)",
-            "--tokens N": "tokens to replay (default: what takes some seconds)",
-        },
-    )
-    command.add_argument(
-        "--dtype", choices=["fp32", "bf16"], help="of all numbers (default: on GPUs the model's own, on CPUs fp32)"
-    )
-    command.add_argument("--repeats", type=int, default=3, metavar="N", help="timed passes (default 3)")
-    command.add_argument("--limit", type=float, default=900.0, metavar="SECONDS", help="time limit (default 900)")
+    options = {
+        "--scale S": SCALE,
+        "--ranks N": "default: one per attached GPU, at most 4 on a CPU (the nearest number that keeps nodes where a "
+        "plan uses them)",
+        "--tokens N": "tokens to replay (default: what takes some seconds)",
+        "--dtype": ("of all numbers (default: on GPUs the model's own, on CPUs fp32)", {"choices": ["fp32", "bf16"]}),
+        "--repeats N": ("timed passes (default 3)", {"default": 3}),
+        "--limit SECONDS": ("time limit (default 900)", {"default": 900.0}),
+    }
+    add_options(command, options)
 
     for name, help in (
         ("status", "how a launch on a cluster stands, by its scheduler"),
@@ -293,7 +237,21 @@ def _devices(commands: Commands) -> None:
     command = add_command(
         commands, "devices", "calibrate", "measure GEMMs and collectives on the attached devices, as a source of costs"
     )
-    _add_options(command)
+    kind = {"--type TYPE": "the catalogue's type of GPUs that are not known by name"}
+    on = "testbed: a cluster emulated on this machine, with shaped links (needs root and iproute2)"
+    numbers = "numbers of the GEMMs; may be given several times (default: bf16 and fp32 on GPUs, fp32 on the CPU)"
+    options = {
+        "--on": (on, {"choices": ["local", "testbed"], "default": "local"}),
+        "--cluster FILE": "testbed: the cluster to emulate",
+        "--scale S": SCALE,
+        "--ranks N": "default: one per attached GPU, without any 2 to 4 on the CPU; on a testbed one per GPU of the "
+        "cluster, at most 8",
+        "--dtype": (numbers, SEVERAL | {"choices": ["bf16", "fp16", "fp32"]}),
+        **kind,
+        "--quick": "measure for some 5 s instead of some 30 s",
+    }
+    add_options(command, options)
+    add_options(command, {"-o --output profile.json": "where it goes, for --cost"}, required=True)
 
     command = add_command(
         commands,
@@ -301,47 +259,17 @@ def _devices(commands: Commands) -> None:
         "detect",
         "the GPUs of this machine, of one whose 'nvidia-smi topo -m' was saved, or of measured pairs, as a cluster",
     )
-    command.add_argument(
-        "--topology", type=Path, metavar="FILE", help="what 'nvidia-smi topo -m' or 'rocm-smi --showtopo' printed"
-    )
-    command.add_argument(
-        "--pairs",
-        nargs="+",
-        type=Path,
-        metavar="FILE",
-        help="nccl-tests output of sendrecv_perf or alltoall_perf between two GPUs each, as files, folders and archives: the "
-        "cluster whose ports and links meet these pairs best, beside what was measured",
-    )
-    command.add_argument("--type", metavar="TYPE", help="the catalogue's type of GPUs that are not known by name")
-    command.add_argument("-o", "--output", type=Path, metavar="cluster.json")
-
-
-def _add_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--on",
-        choices=["local", "testbed"],
-        default="local",
-        help="testbed: a cluster emulated on this machine, with shaped links (needs root and iproute2)",
-    )
-    add_options(
-        command,
-        {
-            "--cluster FILE": "testbed: the cluster to emulate",
-            "--scale S": "testbed: links S times as slow as drawn (default: what brings the fastest to 100 Mbit/s)",
-            "--ranks N": "default: one per attached GPU, without any 2 to 4 on the CPU; on a testbed one per GPU of the "
-            "cluster, at most 8",
-        },
-    )
-    command.add_argument(
-        "--dtype",
-        action="append",
-        choices=["bf16", "fp16", "fp32"],
-        default=[],
-        help="numbers of the GEMMs; may be given several times (default: bf16 and fp32 on GPUs, fp32 on the CPU)",
-    )
-    command.add_argument("--type", metavar="TYPE", help="the catalogue's type of GPUs that are not known by name")
-    command.add_argument("--quick", action="store_true", help="measure for some 5 s instead of some 30 s")
-    command.add_argument("-o", "--output", type=Path, required=True, metavar="profile.json", help="where it goes, for --cost")
+    options = {
+        "--topology FILE": "what 'nvidia-smi topo -m' or 'rocm-smi --showtopo' printed",
+        "--pairs FILE": (
+            "nccl-tests output of sendrecv_perf or alltoall_perf between two GPUs each, as files, folders and archives: "
+            "the cluster whose ports and links meet these pairs best, beside what was measured",
+            {"nargs": "+"},
+        ),
+        **kind,
+        "-o --output cluster.json": None,
+    }
+    add_options(command, options)
 
 
 def _efficiency(commands: Commands) -> None:
@@ -351,34 +279,28 @@ def _efficiency(commands: Commands) -> None:
         "efficiency",
         "what a cluster's ports reach where several sends meet, as it says or as measured times tell",
     )
-    command.add_argument("--cluster", type=Path, required=True, metavar="FILE", help="cluster JSON, or a catalogue name")
-    command.add_argument(
-        "--measured",
-        action="append",
-        type=Path,
-        default=[],
-        metavar="FILE",
-        help="times in which different numbers of sends met: what `calibrate` writes, nccl-tests output of sendrecv_perf and "
-        "alltoall_perf, measured times (JSON, CSV); may be given several times",
-    )
-    command.add_argument(
-        "--ports",
-        choices=["fabric", "links"],
-        help="what was measured, on a cluster that has both: ports to the fabric, or links inside a node",
-    )
-    command.add_argument(
-        "--relative",
-        action="store_true",
-        help="other ports were measured, such as emulated ones: only shares of what the fewest sends reach count, no start-up",
-    )
-    command.add_argument("-o", "--output", type=Path, metavar="cluster.json", help="the cluster with the fit")
+    add_options(command, {"--cluster FILE": "cluster JSON, or a catalogue name"}, required=True)
+    options = {
+        "--measured FILE": (
+            "times in which different numbers of sends met: what `calibrate` writes, nccl-tests output of sendrecv_perf "
+            "and alltoall_perf, measured times (JSON, CSV); may be given several times",
+            SEVERAL,
+        ),
+        "--ports": (
+            "what was measured, on a cluster that has both: ports to the fabric, or links inside a node",
+            {"choices": ["fabric", "links"]},
+        ),
+        "--relative": "other ports were measured, such as emulated ones: only shares of what the fewest sends reach count, "
+        "no start-up",
+        "-o --output cluster.json": "the cluster with the fit",
+    }
+    add_options(command, options)
 
 
 def _catalogue(commands: Commands) -> None:
     command = add_command(commands, "catalogue", "catalogue", "GPUs, clusters and models to start from, with their sources")
     command.add_argument("gpu", nargs="?", metavar="GPU", help="a type, to write nodes of it as a cluster")
-    command.add_argument("--nodes", type=int, default=1, metavar="N", help="default: 1")
-    command.add_argument("-o", "--output", type=Path, metavar="cluster.json")
+    add_options(command, {"--nodes N": ("default: 1", {"default": 1}), "-o --output cluster.json": None})
 
 
 def _solve(commands: Commands) -> None:

@@ -18,6 +18,7 @@ from engine.costs.pair_cluster import PairCluster, draw_pairs, with_fit
 from engine.errors import InputError
 from engine.formats.measured.nccl_pairs import read_pairs
 from engine.formats.nvidia_topo import read_topology
+from engine.formats.recognition import opened
 from engine.jobs.launches import CalibrateAnswer, describe_calibration, table_of
 from engine.launch.calibration.calibrate import calibrate as calibrate_devices
 from engine.launch.calibration.calibrate import plan_sweep
@@ -107,10 +108,17 @@ def run_detect(options: argparse.Namespace) -> int:
     if options.topology and options.pairs:
         raise InputError("--topology and --pairs are two ways to know a cluster; choose one")
     if options.topology:
-        drawn = read_topology(options.topology, options.type)
+        with opened(options.topology) as path:
+            drawn = read_topology(path, options.type)
     elif options.pairs:
         drawn = _read_pairs(options.pairs, options.output.stem if options.output else "measured pairs", options.type)
-        content["pairs"] = _describe_pairs(drawn)
+        matrices = {"measured": drawn.measured, "drawn": drawn.drawn}
+        content["pairs"] = {
+            "gpus": list(drawn.names),
+            **{name: np.where(np.isfinite(rate), rate, None).tolist() for name, rate in matrices.items()},
+            "mean_error": drawn.mean_error,
+            "worst": drawn.worst(WORST),
+        }
     else:
         devices, drawn = attached(), None
         content["summary"], content["notes"] = devices.summary, list(devices.notes)
@@ -174,17 +182,6 @@ def _read_pairs(paths: Sequence[Path], name: str, default_type: str | None) -> P
     notes += [f"{part.paths[0].name} left out: it is {part.format.title}" for part in others]
     drawn = draw_pairs(pairs, name, default_type)
     return replace(drawn, notes=(*notes, *drawn.notes))
-
-
-def _describe_pairs(drawn: PairCluster) -> dict[str, Any]:
-    """Every pair as measured and as the cluster has it, in bytes/s; None if it was not measured."""
-    matrices = {"measured": drawn.measured, "drawn": drawn.drawn}
-    return {
-        "gpus": list(drawn.names),
-        **{name: np.where(np.isfinite(rate), rate, None).tolist() for name, rate in matrices.items()},
-        "mean_error": drawn.mean_error,
-        "worst": drawn.worst(WORST),
-    }
 
 
 def _show_pairs(pairs: dict[str, Any]) -> str:

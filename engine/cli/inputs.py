@@ -12,6 +12,7 @@ from engine.cli.arguments import BALANCED
 from engine.cluster import Cluster
 from engine.costs import AlphaBeta, CostModel, CostProfile, Datasheet, DeepEP, MeasuredTimes, Profiled, Silicon, combine
 from engine.errors import InputError
+from engine.formats.checks import check_recording
 from engine.formats.placements import Deployed, PlanFile, exflow, open_plan_file
 from engine.goal import Goal
 from engine.model import MoEModel
@@ -131,6 +132,10 @@ def new_problem(options: argparse.Namespace) -> Problem:
         travel=read_travel(options),
         **read_step(options, model, cluster),
     )
+    for recording in (problem.workload, *problem.others):
+        for finding in check_recording(recording, model):
+            if finding.severity == "error":
+                print(f"warning: {recording.name}: {finding.message}", file=sys.stderr)
     if not options.in_use:
         return problem
     return replace(problem, in_use=deployed_for(open_plan_file(options.in_use), model, cluster).placement)
@@ -238,10 +243,7 @@ def read_second(options: argparse.Namespace, model: MoEModel) -> tuple[Workload,
 
 
 def split_setting(text: str, flag: str = "--set") -> tuple[str, str]:
-    """The KEY and the VALUE of KEY=VALUE.
-
-    flag: the option, for messages
-    """
+    """The KEY and the VALUE of KEY=VALUE. flag: the option, for messages"""
     key, equals, value = text.partition("=")
     if not equals:
         raise InputError(f"{flag} {text}: write KEY=VALUE")

@@ -20,7 +20,7 @@ from engine.errors import InputError, StoppedError
 from engine.formats.packaged import is_packaged, packaged_config
 from engine.model import MoEModel
 from engine.problem import Problem, make_problem
-from engine.serving.choice import choose_operators
+from engine.serving.aiconfigurator import choose_operators
 from engine.serving.step import ServingStep
 from engine.simulate.serving import serve_as_measured
 from engine.units import digits, seconds, share, signed, size

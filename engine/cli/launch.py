@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import shlex
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from engine.cli.arguments import CLUSTER
 from engine.cli.inputs import cluster_of, drawn_cluster, inputs_of, second_of, step_of
 from engine.cli.output import answer, progress, stopped_by_signals, table
 from engine.errors import InputError
-from engine.jobs.launches import ByLayer, KeptPreference, LaunchAnswer, LaunchedPlan, describe_run
+from engine.jobs.launches import ByLayer, LaunchAnswer, LaunchedPlan, describe_run
 from engine.launch.places.destination import CPUS_PER_RANK, MEMORY_PER_RANK, SCHEDULERS, Destination, as_drawn, gpus_of
 from engine.launch.preparation.launch import Launch, PreparedLaunch
 from engine.launch.preparation.prepare import prepare
@@ -64,7 +63,9 @@ def _launch_asked(options: argparse.Namespace) -> Launch:
             raise InputError("a cluster has nodes: say --nodes and --ranks-per-node instead of --ranks")
         destination = destination_of(options, plans[0])
     else:
-        refuse_options(options)
+        for name in (*CLUSTER, "submit"):
+            if getattr(options, name) is not None and getattr(options, name) is not False:
+                raise InputError(f"{_option(name)} is for a cluster; add --on slurm or --on kubernetes, or leave it out")
     if options.on == "testbed":
         cluster = cluster_of(options, plans[0])
     elif any(map(uses_nodes, plans)):
@@ -98,13 +99,6 @@ def _answer(options: argparse.Namespace, launched: LaunchAnswer) -> None:
 
 
 DERIVED = ("ranks_per_node", "cpus_per_node", "memory_per_node")
-
-
-def refuse_options(options: argparse.Namespace) -> None:
-    """Raise InputError if an option for clusters was given without one."""
-    for name in (*CLUSTER, "submit"):
-        if getattr(options, name) is not None and getattr(options, name) is not False:
-            raise InputError(f"{_option(name)} is for a cluster; add --on slurm or --on kubernetes, or leave it out")
 
 
 def submit_or_show(launch: PreparedLaunch, submit: bool) -> dict[str, Any]:
@@ -158,7 +152,12 @@ def _option(name: str) -> str:
 def as_text(answer: LaunchAnswer) -> str:
     lines = [_launched_plan(run) for run in answer.runs]
     if answer.preference is not None:
-        lines.append(_launched_together(answer.runs, answer.preference))
+        rows = []
+        for run in (answer.runs[place] for place in answer.preference.order):
+            predicted, measured = run.predicted_seconds, run.measured_seconds
+            rows.append([run.name, seconds(predicted), seconds(measured), ratio(measured / predicted), _spread(run)])
+        header = ["plan", "predicted", "measured", "measured / predicted", f"{len(answer.runs[0].pass_seconds)} passes"]
+        lines.append("\n".join([table(header, rows), *answer.preference.lines]))
     lines.append(f"{answer.tokens:,} tokens on {answer.device}")
     if (testbed := answer.testbed) is not None:
         rates = ", ".join(digits(rate * 8 / 1e6) for rate in testbed.bandwidth)
@@ -178,16 +177,15 @@ def _launched_plan(run: LaunchedPlan) -> str:
     total = run.measured_seconds / run.predicted_seconds
     rows.append(["waiting between steps", seconds(run.predicted_waiting_seconds), seconds(run.waiting_seconds), ""])
     rows.append(["total", seconds(run.predicted_seconds), seconds(run.measured_seconds), ratio(total)])
-    return "\n".join(
-        [
-            f"{run.name}: median of {len(run.pass_seconds)} passes ({_spread(run)})",
-            table(["step", "predicted", "measured", "measured / predicted"], rows),
-            *_launched_layers(run.by_layer),
-            f"differs from the unplanned computation by {run.difference:.2g} of its largest number (rounding explains up to "
-            f"{run.allowed_difference:.2g})",
-            f"predicted with {run.predicted['cost_source']}",
-        ]
-    )
+    lines = [
+        f"{run.name}: median of {len(run.pass_seconds)} passes ({_spread(run)})",
+        table(["step", "predicted", "measured", "measured / predicted"], rows),
+        *_launched_layers(run.by_layer),
+        f"differs from the unplanned computation by {run.difference:.2g} of its largest number (rounding explains up to "
+        f"{run.allowed_difference:.2g})",
+        f"predicted with {run.predicted['cost_source']}",
+    ]
+    return "\n".join(lines)
 
 
 def _spread(run: LaunchedPlan) -> str:
@@ -201,12 +199,3 @@ def _launched_layers(layers: ByLayer) -> list[str]:
         return []
     least, most = min(factors, key=factors.__getitem__), max(factors, key=factors.__getitem__)
     return [f"layers: from {ratio(factors[least])} (layer {least}) to {ratio(factors[most])} (layer {most})"]
-
-
-def _launched_together(runs: Sequence[LaunchedPlan], preference: KeptPreference) -> str:
-    rows = []
-    for run in (runs[place] for place in preference.order):
-        predicted, measured = run.predicted_seconds, run.measured_seconds
-        rows.append([run.name, seconds(predicted), seconds(measured), ratio(measured / predicted), _spread(run)])
-    header = ["plan", "predicted", "measured", "measured / predicted", f"{len(runs[0].pass_seconds)} passes"]
-    return "\n".join([table(header, rows), *preference.lines])

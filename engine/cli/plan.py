@@ -13,7 +13,7 @@ from engine.compare.sensitivity import describe_graph, operators_of
 from engine.errors import InputError, one_line
 from engine.goal import Goal
 from engine.problem import Problem
-from engine.result import Status, Stop
+from engine.result import Status
 from engine.store.problems import save_inputs
 from engine.systems import named_for, systems_for
 from engine.units import quantity, seconds, share, size
@@ -29,38 +29,34 @@ def run_plan(options: argparse.Namespace) -> int:
     if options.dask:
         os.environ[parallel.ADDRESS] = options.dask
     with stopped_by_signals() as stop:  # to the end: a second signal must not lose the plan
-        return _run_and_answer(options, problem, choices, stop)
-
-
-def _run_and_answer(options: argparse.Namespace, problem: Problem, choices: list[Choice], stop: Stop) -> int:
-    comparison, plans, lost = Comparison(problem), [], None
-    with progress() as report:
-        try:
-            for outcome in comparison.run(choices, stop, report):
-                plans.append(outcome.result.solution)
-        except InputError as error:  # a cluster that died half-way must not lose the plans so far
-            if not plans:
-                raise
-            lost = error
-    for title, reason in comparison.refused.items():
-        print(f"{title} cannot plan for this: {one_line(reason)}", file=sys.stderr)
-    if not plans:
-        raise InputError("stopped before there was a plan" if stop() else "no system can plan for this")
-    ranked = sorted(zip(comparison.candidates, plans, strict=True), key=lambda pair: pair[0].metrics.total)
-    fastest, best = ranked[0]
-    if options.output:
-        refuse_broken(best, problem)
-        write(options.output, best.to_json())
-    rows = [
-        # Without the plan, which has a file of its own.
-        candidate.model_dump(mode="json", exclude={"plan"})
-        | {"name": plan.name, "system": plan.provenance.optimiser, "id": plan.id}
-        for candidate, plan in ranked
-    ]
-    answer(options, {"plans": rows, "saved": str(options.output) if options.output else None}, _plans_as_text)
-    if lost:
-        raise lost
-    return INFEASIBLE if fastest.status == Status.INFEASIBLE.value else 0
+        comparison, plans, lost = Comparison(problem), [], None
+        with progress() as report:
+            try:
+                for outcome in comparison.run(choices, stop, report):
+                    plans.append(outcome.result.solution)
+            except InputError as error:  # a cluster that died half-way must not lose the plans so far
+                if not plans:
+                    raise
+                lost = error
+        for title, reason in comparison.refused.items():
+            print(f"{title} cannot plan for this: {one_line(reason)}", file=sys.stderr)
+        if not plans:
+            raise InputError("stopped before there was a plan" if stop() else "no system can plan for this")
+        ranked = sorted(zip(comparison.candidates, plans, strict=True), key=lambda pair: pair[0].metrics.total)
+        fastest, best = ranked[0]
+        if options.output:
+            refuse_broken(best, problem)
+            write(options.output, best.to_json())
+        rows = [
+            # Without the plan, which has a file of its own.
+            candidate.model_dump(mode="json", exclude={"plan"})
+            | {"name": plan.name, "system": plan.provenance.optimiser, "id": plan.id}
+            for candidate, plan in ranked
+        ]
+        answer(options, {"plans": rows, "saved": str(options.output) if options.output else None}, _plans_as_text)
+        if lost:
+            raise lost
+        return INFEASIBLE if fastest.status == Status.INFEASIBLE.value else 0
 
 
 def _choices(options: argparse.Namespace, problem: Problem) -> list[Choice]:

@@ -11,8 +11,7 @@ from engine import formats
 from engine.cli.output import answer, progress, stopped_by_signals
 from engine.errors import InputError
 from engine.recording import sglang, vllm
-from engine.recording.per_request import Recorded, record_requests, save_requests
-from engine.recording.prompts import read_prompts
+from engine.recording.per_request import Recorded, read_prompts, record_requests, save_requests
 from engine.recording.server import Server, check_url
 
 MAX_CONCURRENCY = 256

@@ -17,7 +17,7 @@ from engine.errors import InputError
 from engine.files import replace_atomically
 from engine.formats.placements import facts_of_log, open_plan_file
 from engine.formats.remedies import REMEDIES, mend, what_was_done
-from engine.formats.source import MAX_FILE_BYTES, ok
+from engine.formats.source import MAX_FILE_BYTES
 from engine.formats.writers import write_npz, write_recording, writer_for
 from engine.model import MoEModel
 from engine.plan import Placement
@@ -67,15 +67,12 @@ def _findings(part: formats.Part) -> list[Finding]:
     if part.format.kind == "pairs":
         return formats.findings_of_pairs(part.paths)
     if part.format.name == "vllm-log":
-        return [ok("log", fact) for fact in facts_of_log(part.paths[0])]
+        return facts_of_log(part.paths[0])
     return formats.findings_of_times(part.paths[0]) if part.format.kind in ("measurements", "profile") else []
 
 
 def _recording(workload: Workload, path: Path, options: argparse.Namespace, model: MoEModel | None) -> dict:
-    """The answer of `inspect` for a recording.
-
-    path: of the recording, without its suffix
-    """
+    """The answer of `inspect` for a recording. path: of the recording, without its suffix"""
     seen = inspect(workload, model)
     if not options.fix:
         return seen.to_dict()
@@ -108,13 +105,13 @@ def _mended(workload: Workload, findings: Sequence[Finding], options: argparse.N
 
 
 def _placement_that_ran(path: Path, model: MoEModel | None) -> Placement:
-    """The expert in every slot. For a serving engine's file all slots are on one GPU, which does not matter here."""
+    """The expert in every slot, whichever GPUs they are on."""
     file = open_plan_file(path)
     if file.plan is not None:
         return file.plan.placement
     if model is None:
         raise InputError(f"{path.name}: the plan of a serving engine needs --model beside it")
-    return file.deployed(model, 1).placement
+    return file.deployed(model, None).placement
 
 
 def _check_output(output: Path, files: Sequence[str]) -> None:
@@ -201,7 +198,8 @@ def _inspected_as_text(answer: dict[str, Any]) -> str:
 def _file_as_text(recording: dict[str, Any]) -> str:
     checks = [f"  {check['severity']}: {check['message']}" for check in recording["checks"]]
     if "max_over_mean" not in recording:
-        return "\n".join([f"{recording['name']}: {recording['title']}; {recording['belongs']}", *checks])
+        belongs = "" if any(check["severity"] == "error" for check in recording["checks"]) else f"; {recording['belongs']}"
+        return "\n".join([f"{recording['name']}: {recording['title']}{belongs}", *checks])
     skew = recording["skew"]
     sizes = f"{recording['layers']} MoE layers × {recording['experts']} experts"
     if recording["tokens"] is not None:
@@ -216,21 +214,17 @@ def _file_as_text(recording: dict[str, Any]) -> str:
         )
     lines += checks
     if recording.get("mended"):
-        lines += _mended_as_text(recording["mended"])
+        mended = recording["mended"]
+        left = [check for check in mended["checks"] if check["severity"] != "ok"]
+        skew = mended["max_over_mean"]
+        lines += [
+            f"mended: {mended['file']}, skew {ratio(min(skew))} to {ratio(max(skew))}",
+            *(f"  {done}" for done in mended["done"]),
+            *(f"  not in the file: {lost}" for lost in mended["lost"]),
+            *(f"  still {check['severity']}: {check['message']}" for check in left),
+        ]
     elif "mended" in recording:
         remedies = [check["remedy"] for check in recording["checks"]]
         options = " or ".join(CHOSEN_BY[remedy] for remedy in remedies if remedy in CHOSEN_BY)
         lines.append("nothing was mended, and nothing written" + (f"; choose with {options}" if options else ""))
     return "\n".join(lines)
-
-
-def _mended_as_text(mended: dict[str, Any]) -> list[str]:
-    """The changes, and the findings that are left."""
-    left = [check for check in mended["checks"] if check["severity"] != "ok"]
-    skew = mended["max_over_mean"]
-    return [
-        f"mended: {mended['file']}, skew {ratio(min(skew))} to {ratio(max(skew))}",
-        *(f"  {done}" for done in mended["done"]),
-        *(f"  not in the file: {lost}" for lost in mended["lost"]),
-        *(f"  still {check['severity']}: {check['message']}" for check in left),
-    ]

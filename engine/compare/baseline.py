@@ -47,13 +47,10 @@ def plan_of_placement(
     execution, travel: see `Plan`
     origin: stands for the optimiser in the plan's provenance
     """
+    send_order = SendOrder(mode="concurrent")
+    provenance = Provenance(optimiser=origin)
     return Plan(
-        name=name[:120],
-        placement=placement,
-        send_order=SendOrder(mode="concurrent"),
-        execution=execution,
-        travel=travel,
-        provenance=Provenance(optimiser=origin),
+        name=name[:120], placement=placement, send_order=send_order, execution=execution, travel=travel, provenance=provenance
     )
 
 

@@ -73,15 +73,13 @@ def hardware(part: Sequence[Node], count: int = 1) -> str:
 def grown(cluster: Cluster, part: Sequence[Node], count: int) -> Cluster:
     """`count` times the part on the cluster's fabric."""
     nodes = [node.model_copy(update={"name": f"{place + 1} {node.name[:50]}"}) for place, node in enumerate([*part] * count)]
-    return Cluster.from_dict(
-        {
-            "name": f"{cluster.name[:60]}, {count} × {len(part)} nodes",
-            "nodes": [node.model_dump() for node in nodes],
-            "latency": cluster.latency,
-            "efficiency": cluster.efficiency,
-        },
-        "the larger cluster",
-    )
+    parts = {
+        "name": f"{cluster.name[:60]}, {count} × {len(part)} nodes",
+        "nodes": [node.model_dump() for node in nodes],
+        "latency": cluster.latency,
+        "efficiency": cluster.efficiency,
+    }
+    return Cluster.from_dict(parts, "the larger cluster")
 
 
 def fitted(problem: Problem, cluster: Cluster) -> Problem:
@@ -162,14 +160,9 @@ def capacity(
         for _, point in reported(_point_of_size, (common, tuple(missing)), titles, stop, report_all):
             tried[point.parts] = point
             yield point
-        missing = _between(tried, target)
-
-
-def _between(tried: Mapping[int, CapacityPoint], target: float) -> list[int]:
-    """Numbers of parts below the smallest that meets the target, down to the next that was tried."""
-    first = min((parts for parts, point in tried.items() if point.meets(target)), default=1)
-    below = max((parts for parts in tried if parts < first), default=0)
-    return list(range(below + 1, first))
+        first = min((parts for parts, point in tried.items() if point.meets(target)), default=1)
+        below = max((parts for parts in tried if parts < first), default=0)
+        missing = list(range(below + 1, first))
 
 
 def _point_of_size(

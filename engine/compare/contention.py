@@ -169,8 +169,9 @@ def exclusive_and_colocated(plan: Plan, problem: Problem, timeline: Timeline | N
         alone = Plan(name="alone", placement=placement, send_order=sends.alone, **alike)
         loads = (Load(side, placement, plan.travel),)
         passes.append((f"{which} model alone ({side.model.name})", simulate_inference(alone, loads)))
-    return AloneAndTogether(tuple(_of(served, part) for served, part in (*passes, ("both colocated", both))))
-
-
-def _of(served: str, timeline: Timeline) -> Utilisation:
-    return Utilisation(served, timeline.busy("compute") / (timeline.total or 1.0), timeline.total)
+    return AloneAndTogether(
+        tuple(
+            Utilisation(served, part.busy("compute") / (part.total or 1.0), part.total)
+            for served, part in (*passes, ("both colocated", both))
+        )
+    )

@@ -21,7 +21,6 @@ from engine.result import Stop
 from engine.schema import Frozen
 from engine.systems.base import Report
 from engine.systems.options import Options
-from engine.workload import Workload
 
 
 class Move(Frozen):
@@ -113,7 +112,10 @@ class Evidence(Frozen):
 def gather(candidates: Candidates, judge: Judge, stop: Stop, report: Report) -> Evidence:
     """Judge a plan on all that it has not seen. Raises InputError where a plan does not fit, StoppedError when stopped."""
     plan, deployed = candidates.plan, candidates.deployed
-    same, faults = same_work(plan, deployed), tuple(_faults((*candidates.own, *candidates.others)))
+    same, faults = same_work(plan, deployed), []
+    for recording in (*candidates.own, *candidates.others):
+        found = check_recording(recording)
+        faults += [f"{recording.name}: {finding.message}" for finding in found if finding.severity == "error"]
     planned = [] if same or faults else parts_of(candidates)
     parts = tuple(held_out(planned, candidates, judge, stop, report))
     k, experts = judge.problem.model.experts_per_token, judge.problem.model.experts
@@ -126,7 +128,7 @@ def gather(candidates: Candidates, judge: Judge, stop: Stop, report: Report) -> 
         deployed=deployed.name,
         unit=judge.unit,
         same=same,
-        faults=faults,
+        faults=tuple(faults),
         scarcest=scarcest.name if scarcest else "",
         tokens_per_expert=copies_of(scarcest) / experts if scarcest else 0.0,
         tokens_for_each=experts / k,
@@ -148,15 +150,6 @@ def _move(deployed: Plan, plan: Plan, parts: Sequence[HeldOut], judge: Judge) ->
     move = migration(deployed.placement, plan.placement, judge.problem, *seconds)
     steps = None if move.steps == inf else float(move.steps)
     return Move(copies=move.copies, bytes=move.bytes, seconds=float(move.seconds), steps=steps)
-
-
-def _faults(recordings: Sequence[Workload]) -> list[str]:
-    return [
-        f"{recording.name}: {finding.message}"
-        for recording in recordings
-        for finding in check_recording(recording)
-        if finding.severity == "error"
-    ]
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -106,6 +106,14 @@ def metrics(plan: Plan, problem: Problem, timeline: Timeline | None = None, load
     if problem.goal is Goal.TRAINING:
         return _of_step(plan, problem, timeline)
     dispatch = _dispatch(loads)
+    # See `Metrics.rows`, of both models together where there are two
+    rows = tokens = 0.0
+    for load in loads:
+        stops = load.problem.stops
+        domain = stops.of_gpu
+        away = domain[:, None] != domain if stops.count > 1 else ~np.eye(len(domain), dtype=bool)
+        rows += float(load.work.dispatch.sum(axis=0)[away].sum()) / load.travel.row_bytes(load.problem.model)[0]
+        tokens += float(load.problem.tokens_of_rank.sum())
     return Metrics(
         **_of_any(plan, problem, timeline, bound_of_plan(plan, problem, loads=loads), dispatch),
         exposed_communication=timeline.exposed_communication(),
@@ -116,7 +124,7 @@ def metrics(plan: Plan, problem: Problem, timeline: Timeline | None = None, load
         seconds=timeline.seconds_of_kind(),
         exact=timeline.exact,
         latest=timeline.latest,
-        rows=_rows_away(loads),
+        rows=rows / tokens if tokens else 0.0,
     )
 
 
@@ -165,18 +173,6 @@ def _routing(plan: Plan, problem: Problem) -> Routing:
 
 def _balance_of_step(routing: Routing) -> Balance:
     return Balance.of(np.nansum(routing.rows, axis=2))
-
-
-def _rows_away(loads: tuple[Load, ...]) -> float:
-    """See `Metrics.rows`, of both models together where there are two."""
-    rows = tokens = 0.0
-    for load in loads:
-        stops = load.problem.stops
-        domain = stops.of_gpu
-        away = domain[:, None] != domain if stops.count > 1 else ~np.eye(len(domain), dtype=bool)
-        rows += float(load.work.dispatch.sum(axis=0)[away].sum()) / load.travel.row_bytes(load.problem.model)[0]
-        tokens += float(load.problem.tokens_of_rank.sum())
-    return rows / tokens if tokens else 0.0
 
 
 def _of_step(plan: Plan, problem: Problem, timeline: Timeline) -> Metrics:

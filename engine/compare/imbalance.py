@@ -84,8 +84,7 @@ PRESETS = {
 
 @dataclass(frozen=True)
 class ImbalanceRecipe:
-    """workload: a key of `PRESETS`; steps: into which the tokens are divided evenly, one after another, where steps
-    differ."""
+    """workload: a key of `PRESETS`; steps: into which the tokens are divided evenly, one after another, where steps differ."""
 
     workload: str
     tokens: int

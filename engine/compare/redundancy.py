@@ -34,8 +34,9 @@ from engine.plan import Placement, Plan, SendOrder
 from engine.problem import MEMORY_SHARE, Problem
 from engine.result import GUARD, Limits, Provenance, Stop, never
 from engine.schema import Frozen
+from engine.simulate.work import Load
 from engine.systems.base import Report, silent
-from engine.systems.eplb import speed_of_gpu
+from engine.systems.eplb import replicas_by_rule, speed_of_gpu
 from engine.units import share, signed, size
 from engine.workload import Workload
 
@@ -193,7 +194,7 @@ def _count(
     """
     judge, planned, sampled, replication, counts = common
     problem = judge.problem.with_workload(planned)
-    gpus, speed = len(problem.cluster.gpus), speed_of_gpu(problem)
+    gpus, speed, travel = len(problem.cluster.gpus), speed_of_gpu(problem), problem.travel
     nodes = len(problem.cluster.nodes) if replication.groups > 1 else 1
     loads = np.array([planned.load, *(recording.load for recording, _ in sampled)])
     instance = ReplicationInstance(
@@ -204,29 +205,28 @@ def _count(
         groups=replication.groups,
         speed=None if replication.algorithm == "eplb" else speed,
     )
-    result = replicate(
-        instance,
-        Limits(SECONDS_A_COUNT, wall=GUARD * SECONDS_A_COUNT, seed=replication.seed),
-        stop,
-        algorithm=replication.algorithm,
-    )
+    searched = replication.algorithm == "best" and replication.groups == 1
+    result = searched and replicas_by_rule(problem, instance.slots_of_gpu, replication.seed, stop)
+    if not result:
+        limits = Limits(SECONDS_A_COUNT, wall=GUARD * SECONDS_A_COUNT, seed=replication.seed)
+        result = replicate(instance, limits, stop, algorithm=replication.algorithm)
     if stop():
         return None
-    everywhere = balancedness(result.solution, ReplicationInstance(loads, instance.slots, gpus, speed=speed))
-    plan = _plan(result.solution, instance, judge)
-    timings = [timing(judge, plan, recording, redrawn) for recording, redrawn in sampled]
-    return everywhere[1:], float(everywhere[0].mean()), timings
-
-
-def _plan(physical_to_logical: np.ndarray, instance: ReplicationInstance, judge: Judge) -> Plan:
-    """int64[layer, slot] with a plain all-to-all, tokens travelling as the problem says."""
-    problem = judge.problem
     placement = Placement.from_slots(
-        physical_to_logical, instance.slots_of_gpu, problem.workload.num_experts, problem.model.moe_layers
+        result.solution, instance.slots_of_gpu, problem.workload.num_experts, problem.model.moe_layers
     )
+    if travel is None or travel.replicas is None:
+        everywhere = balancedness(result.solution, ReplicationInstance(loads, instance.slots, gpus, speed=speed))
+    else:
+        recordings = [problem, *(problem.with_workload(recording) for recording, _ in sampled)]
+        load = np.array([Load(each, placement, travel).served.sum(axis=1) for each in recordings])
+        ideal, busiest = load.sum(axis=2) / speed.sum(), (load / speed).max(axis=2)
+        everywhere = np.where(busiest > 0, ideal / np.where(busiest > 0, busiest, 1.0), 1.0)
     order, provenance = SendOrder(mode="concurrent"), Provenance(optimiser="redundancy")
     name = f"{instance.slots} slots"
-    return Plan(name=name, placement=placement, send_order=order, travel=problem.travel, provenance=provenance)
+    plan = Plan(name=name, placement=placement, send_order=order, travel=travel, provenance=provenance)
+    timings = [timing(judge, plan, recording, redrawn) for recording, redrawn in sampled]
+    return everywhere[1:], float(everywhere[0].mean()), timings
 
 
 KNEE_SHARE = 0.9
@@ -265,11 +265,8 @@ def knee(points: Sequence[RedundancyPoint]) -> Knee:
         )
     most = f"{signed(best.gain)} with {best.slots} slots, {share(CONFIDENCE)} interval {signed(low)} to {signed(high)}"
     if low <= 0:
-        return Knee(
-            slots=points[0].slots,
-            rule="noise",
-            reason=f"the most that any number of spare slots brings may as well be nothing ({most})",
-        )
+        reason = f"the most that any number of spare slots brings may as well be nothing ({most})"
+        return Knee(slots=points[0].slots, rule="noise", reason=reason)
     point, rule = next((point, rule) for point in points if (rule := _reaches(point, best)))
     which = {"enough": "the fewest that bring", "as good": "the fewest whose gain cannot be told from"}[rule]
     return Knee(slots=point.slots, rule=rule, reason=f"{which} {share(KNEE_SHARE)} of the most that any number brings ({most})")
@@ -304,7 +301,16 @@ def project_evenly(plan: Plan, problem: Problem) -> EvenProjection:
     if plan.goal is not Goal.INFERENCE:
         raise InputError(f"the plan {plan.name} is for {plan.goal}; only plans for one model's inference are projected")
     now = plan.placement
-    slots = _slots_of_each(now, problem)
+    # Slots of every GPU in every layer
+    most = int(np.minimum(problem.expert_slots_of_gpu(), now.experts).min())
+    least, wanted = (-(-copies // now.gpus) for copies in (now.experts, int(now.slots.sum(axis=1).max())))
+    if most < least:
+        tight = problem.cluster.gpu_names[int(problem.expert_slots_of_gpu().argmin())]
+        raise InputError(
+            f"an even plan needs {least} experts per layer on every GPU, but {tight} has memory for {most}; leave it out of "
+            "the cluster, or use a smaller dtype"
+        )
+    slots = min(wanted, most)
     held = now.share > 0
     even = even_slots(held, problem.workload.load, speed_of_gpu(problem), slots)
     rows = tuple(
@@ -325,19 +331,6 @@ def project_evenly(plan: Plan, problem: Problem) -> EvenProjection:
         metrics(before, problem),
         metrics(after, problem),
     )
-
-
-def _slots_of_each(placement: Placement, problem: Problem) -> int:
-    """Slots of every GPU in every layer."""
-    most = int(np.minimum(problem.expert_slots_of_gpu(), placement.experts).min())
-    least, wanted = (-(-copies // placement.gpus) for copies in (placement.experts, int(placement.slots.sum(axis=1).max())))
-    if most < least:
-        tight = problem.cluster.gpu_names[int(problem.expert_slots_of_gpu().argmin())]
-        raise InputError(
-            f"an even plan needs {least} experts per layer on every GPU, but {tight} has memory for {most}; leave it out of "
-            "the cluster, or use a smaller dtype"
-        )
-    return min(wanted, most)
 
 
 def _in_order(before: tuple[int, ...], held: np.ndarray) -> tuple[int, ...]:

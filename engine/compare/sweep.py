@@ -92,7 +92,14 @@ def trials_of(
         raise InputError("sweeps are over plans of a training step; what is open is inference")
     fixed, wanted = dict(settings or {}), check_values(kind, values)
     if kind == "micro_op":
-        _check_pieces(problem, wanted[0])
+        least = wanted[0]
+        sent = [operator.sent for operator in operators_of(problem).of_phase("all_reduce")]
+        pieces = sum(max(1, int(np.ceil(size / (least * MB)))) for size in sent)
+        if pieces > MOST_PIECES:
+            raise InputError(
+                f"{NAMES['micro_op']}: pieces of {least:g} MB cut the gradients into {pieces:,}; give sizes that make "
+                f"at most {MOST_PIECES:,}, such as {10 * least:g} MB"
+            )
         return _micro_ops(wanted, fixed)
     return _degrees(wanted, fixed) if kind == "degree" else _ranges(wanted, fixed)
 
@@ -135,12 +142,14 @@ def _run_trial(common: tuple[Problem, tuple[Trial, ...]], index: int, stop: Stop
     trial = trials[index]
     outcome = run(trial.system, problem, dict(trial.options), stop)
     result, timeline = outcome.result, outcome.timeline
+    forward = frozenset(operator.name for operator in operators_of(problem).of_phase("forward"))
+    mine = [label.split(" · ")[0] in forward for label in timeline.labels]
     point = SweepPoint(
         trial.series,
         trial.value,
         result.objective,
         result.bound,
-        forward_seconds(timeline, frozenset(operator.name for operator in operators_of(problem).of_phase("forward"))),
+        float(timeline.events["end"][mine].max()),
         timeline.decomposition(),
         *_all_reduces(timeline),
         int(result.solution.placement.slots.max()),
@@ -154,27 +163,11 @@ def best_of(points: Sequence[SweepPoint], what: Literal["total", "forward"] = "t
     return min((point for point in points if point.value is not None), key=lambda point: getattr(point, what), default=None)
 
 
-def forward_seconds(timeline: Timeline, forward: frozenset[str]) -> float:
-    """When the last of the operators called `forward` ends, cut or not."""
-    mine = [label.split(" · ")[0] in forward for label in timeline.labels]
-    return float(timeline.events["end"][mine].max())
-
-
 def _all_reduces(timeline: Timeline) -> tuple[int, float]:
     """The number of all-reduces, and the seconds of the longest; they end on all GPUs at once."""
     events = timeline.events
     mine = events[(events["resource"] == 0) & (events["kind"] == "all_reduce")]
     return len(mine), float((mine["end"] - mine["start"]).max()) if len(mine) else 0.0
-
-
-def _check_pieces(problem: Problem, least: float) -> None:
-    sent = [operator.sent for operator in operators_of(problem).of_phase("all_reduce")]
-    pieces = sum(max(1, int(np.ceil(size / (least * MB)))) for size in sent)
-    if pieces > MOST_PIECES:
-        raise InputError(
-            f"{NAMES['micro_op']}: pieces of {least:g} MB cut the gradients into {pieces:,}; give sizes that make "
-            f"at most {MOST_PIECES:,}, such as {10 * least:g} MB"
-        )
 
 
 def _named(system: System, name: str) -> System:

@@ -76,7 +76,16 @@ class Change(Frozen):
 def changed(problem: Problem, change: Change) -> Problem:
     """The problem after a change. Raises InputError for a change that a training step or the recording cannot have."""
     if problem.goal is Goal.TRAINING:
-        return _changed_step(problem, change)
+        # The training step with other costs and another batch; its other sizes are described on the Optimise page
+        if change.width != 1 or change.dtype or change.noise or change.gpu_type:
+            raise InputError(
+                "of a training step network, computation, latency and batch can be changed here; its sizes on the Optimise page"
+            )
+        if problem.graph is not None and change.tokens != 1:
+            raise InputError("imported operators have the sizes they were imported with; their batch cannot be changed")
+        step = problem.step.model_copy(update={"batch": max(1, round(problem.step.batch * change.tokens))})
+        cost = Scaled(problem.cost, change.compute, change.network, change.latency, contention=change.contention)
+        return replace(problem, step=step, cost=cost)
     if change.gpu_type is not None and change.gpu_type not in {gpu.type for gpu in problem.cluster.gpus}:
         raise InputError(f"no GPU of the cluster is a {change.gpu_type}")
     cost = Scaled(
@@ -104,19 +113,6 @@ def _rebased(workload: Workload, factor: float) -> Workload:
     if factor == 1 or not isinstance(workload, TrafficMatrix):
         return workload
     return replace(workload, bytes=workload.bytes * factor, bytes_per_token=workload.bytes_per_token * factor)
-
-
-def _changed_step(problem: Problem, change: Change) -> Problem:
-    """The training step with other costs and another batch; its other sizes are described on the Optimise page."""
-    if change.width != 1 or change.dtype or change.noise or change.gpu_type:
-        raise InputError(
-            "of a training step network, computation, latency and batch can be changed here; its sizes on the Optimise page"
-        )
-    if problem.graph is not None and change.tokens != 1:
-        raise InputError("imported operators have the sizes they were imported with; their batch cannot be changed")
-    step = problem.step.model_copy(update={"batch": max(1, round(problem.step.batch * change.tokens))})
-    cost = Scaled(problem.cost, change.compute, change.network, change.latency, contention=change.contention)
-    return replace(problem, step=step, cost=cost)
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,12 +21,12 @@ from engine.compare.verdict import Judgement, evidence_of
 from engine.errors import InputError
 from engine.jobs import runner
 from engine.jobs.kinds import Answer, Document
-from engine.jobs.problem_ask import ProblemAsk
 from engine.jobs.protocol import Context, replace_result
+from engine.jobs.tasks import ProblemAsk
 from engine.plan import Plan
 from engine.problem import Problem
 from engine.schema import Frozen
-from engine.serving.choice import choose_operators
+from engine.serving.aiconfigurator import choose_operators
 from engine.serving.roofline import RooflineOperators
 from engine.serving.sizes import TransformerSizes
 from engine.serving.step import ServingStep

@@ -10,8 +10,8 @@ from engine.compare.comparison import Candidate, candidate_of_plan
 from engine.compare.figures import metrics
 from engine.errors import InputError, StoppedError
 from engine.jobs.kinds import Answer, Document
-from engine.jobs.problem_ask import ProblemAsk
 from engine.jobs.protocol import Context
+from engine.jobs.tasks import ProblemAsk
 from engine.parallel import reported
 from engine.placement.joint.front import USUAL_SECONDS, FrontPoint, front
 from engine.placement.joint.instance import JointInstance

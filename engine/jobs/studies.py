@@ -8,28 +8,19 @@ from typing import TypeVar
 
 from engine import store
 from engine.cluster import Node
+from engine.compare import sensitivity
 from engine.compare.affinity import SEEDS, OutOfDistribution, TokensEnough, out_of_distribution, tokens_enough
 from engine.compare.capacity import CapacityPoint, capacity
 from engine.compare.comparison import PlanRow
 from engine.compare.contention import CONTENTIONS, ContentionPoint, contention_curve, most_saved, ordered, pays_from
 from engine.compare.imprecision import ImprecisionPoint, Noise, imprecision
-from engine.compare.sensitivity import (
-    CurvePoint,
-    Field,
-    SensitivityPoint,
-    curve,
-    is_simulated,
-    parameters_of,
-    seconds_of,
-    sensitivity,
-)
 from engine.compare.sweep import Kind, SweepPoint, sweep, trials_of
 from engine.compare.what_if import Change, changed
 from engine.errors import InputError
 from engine.goal import Goal
 from engine.jobs.kinds import Answer, Ask, Document
-from engine.jobs.problem_ask import ProblemAsk
 from engine.jobs.protocol import Context
+from engine.jobs.tasks import ProblemAsk
 from engine.plan import Claim, Plan
 from engine.result import Status
 from engine.schema import Frozen
@@ -121,13 +112,8 @@ def sweep_study(ask: SweepAsk, context: Context) -> SweepAnswer:
     answer = SweepAnswer(of=len(trials), cost_source=problem.cost_source)
     for point, outcome in sweep(problem, trials, context.stop, context.report):
         plan = outcome.result.solution
-        row = SweepRow(
-            plan=plan,
-            status=plan.claim.status.value,
-            runtime=outcome.result.runtime,
-            notes={about: note._asdict() for about, note in outcome.notes.items()},
-            point=point,
-        )
+        notes = {about: note._asdict() for about, note in outcome.notes.items()}
+        row = SweepRow(plan=plan, status=plan.claim.status.value, runtime=outcome.result.runtime, notes=notes, point=point)
         answer = answer.model_copy(update={"candidates": (*answer.candidates, row)})
         context.keep(answer)
     return answer
@@ -162,7 +148,7 @@ class SensitivityAsk(ProblemAsk):
 class SensitivityAnswer(PointsAnswer):
     """of: points in all; total: seconds as things are; plan: its name; simulated: False: bounds, see `is_simulated`."""
 
-    points: tuple[SensitivityPoint, ...] = ()
+    points: tuple[sensitivity.SensitivityPoint, ...] = ()
     of: int
     share: Number
     total: float
@@ -173,23 +159,25 @@ class SensitivityAnswer(PointsAnswer):
 def sensitivity_study(ask: SensitivityAsk, context: Context) -> SensitivityAnswer:
     """Time a plan with a little less and a little more of everything."""
     problem, plan = ask.problem(), ask.plan
-    parameters = parameters_of(problem)
+    parameters = sensitivity.parameters_of(problem)
     answer = SensitivityAnswer(
         of=len(parameters),
         share=ask.share,
-        total=seconds_of(plan, problem),
+        total=sensitivity.seconds_of(plan, problem),
         plan=plan.name,
-        simulated=is_simulated(problem),
+        simulated=sensitivity.is_simulated(problem),
         cost_source=problem.cost_source,
     )
-    return _collected(sensitivity(plan, problem, ask.share, parameters, context.stop, context.report), answer, context)
+    return _collected(
+        sensitivity.sensitivity(plan, problem, ask.share, parameters, context.stop, context.report), answer, context
+    )
 
 
 class CurveAsk(ProblemAsk):
     """field, values: of a change; system: None: nothing is planned anew; options: of the system."""
 
     plans: tuple[Plan, ...]
-    field: Field
+    field: sensitivity.Field
     values: tuple[Number, ...]
     system: str | None
     options: Document
@@ -198,8 +186,8 @@ class CurveAsk(ProblemAsk):
 class CurveAnswer(PointsAnswer):
     """series: names of the plans; of: points in all; simulated: False: bounds, see `is_simulated`."""
 
-    points: tuple[CurvePoint, ...] = ()
-    field: Field
+    points: tuple[sensitivity.CurvePoint, ...] = ()
+    field: sensitivity.Field
     series: tuple[str, ...]
     of: int
     simulated: bool
@@ -217,10 +205,12 @@ def curve_study(ask: CurveAsk, context: Context) -> CurveAnswer:
         field=ask.field,
         series=tuple(names),
         of=len(set(ask.values)) * (len(names) + bool(anew)),
-        simulated=is_simulated(problem),
+        simulated=sensitivity.is_simulated(problem),
         cost_source=problem.cost_source,
     )
-    return _collected(curve(problem, ask.field, ask.values, names, anew, context.stop, context.report), answer, context)
+    return _collected(
+        sensitivity.curve(problem, ask.field, ask.values, names, anew, context.stop, context.report), answer, context
+    )
 
 
 class ContentionAsk(ProblemAsk):

@@ -1,4 +1,5 @@
-"""Jobs that plan."""
+"""Jobs that plan, and the question about a problem that most jobs begin with. It is apart from `engine.jobs.kinds`, since a
+worker that waits has no need of problems."""
 
 import contextlib
 import math
@@ -8,18 +9,42 @@ from functools import partial
 from pydantic import Field
 
 from engine import store
-from engine.compare.comparison import Candidate, Choice, Comparison
+from engine.compare.comparison import Candidate, Comparison
 from engine.errors import InputError
 from engine.jobs import runtimes
-from engine.jobs.kinds import Answer, Document
-from engine.jobs.problem_ask import ProblemAsk
+from engine.jobs.kinds import Answer, Ask, Document
 from engine.jobs.protocol import Context
 from engine.problem import Problem
 from engine.provenance import metrics_digests, simulation_digest
 from engine.schema import Frozen
 from engine.simulate.compile_ahead import compile_ahead
+from engine.store.problems import problem_from
 from engine.systems import named_for
 from engine.systems.base import Outcome
+
+
+class ProblemAsk(Ask):
+    """A question about a problem, as `engine.store.problems.problem_arguments` writes it.
+
+    workload, others: digests of recordings in the data folder
+    cost: None: the datasheet's
+    """
+
+    workload: str
+    cluster: Document
+    model: Document
+    others: tuple[str, ...] = ()
+    cost: Document | None = None
+    second: Document | None = None
+    in_use: Document | None = None
+    step: Document | None = None
+    graph: Document | None = None
+    travel: Document | None = None
+
+    def problem(self) -> Problem:
+        """The problem with its recordings. Raises InputError if one is lost or a part does not fit."""
+        arguments = {name: getattr(self, name) for name in ProblemAsk.model_fields}
+        return problem_from({name: value for name, value in arguments.items() if value is not None})
 
 
 class ChosenSystem(Frozen):
@@ -50,7 +75,9 @@ def optimise(ask: OptimiseAsk, context: Context) -> OptimiseAnswer:
     problem = ask.problem()
     registry = named_for(problem)
     choices = [(registry[choice.name], choice.options) for choice in ask.systems]
-    choices, seconds = _soonest_first(choices, problem)
+    timed = [(runtimes.estimate(problem, system, options), (system, options)) for system, options in choices]
+    timed.sort(key=lambda pair: (not pair[1][0].baseline, math.inf if pair[0] is None else pair[0]))
+    choices, seconds = [choice for _, choice in timed], [seconds for seconds, _ in timed]
     comparison = Comparison(problem)
     # Loading the compiled simulation takes half a second, which whoever stops a job should not wait for.
     threading.Thread(target=compile_ahead, daemon=True).start()
@@ -66,13 +93,6 @@ def optimise(ask: OptimiseAsk, context: Context) -> OptimiseAnswer:
     if comparison.refused and not comparison.candidates:
         raise InputError(next(iter(comparison.refused.values())))
     return _as_asked(comparison, ask)
-
-
-def _soonest_first(choices: list[Choice], problem: Problem) -> tuple[list[Choice], list[float | None]]:
-    """The choices in the order in which they are run, and the seconds that each is expected to take."""
-    timed = [(runtimes.estimate(problem, system, options), (system, options)) for system, options in choices]
-    timed.sort(key=lambda pair: (not pair[1][0].baseline, math.inf if pair[0] is None else pair[0]))
-    return [choice for _, choice in timed], [seconds for seconds, _ in timed]
 
 
 def _as_asked(comparison: Comparison, ask: OptimiseAsk) -> OptimiseAnswer:

@@ -177,8 +177,7 @@ def _join(a: Table, b: Table) -> Table:
 def overlappable(graph: "nx.DiGraph", alltoalls: Sequence[Hashable], weight_gradients: Sequence[Hashable]) -> Bools:
     """bool[w, m]: True if no path leads from the dW to the all-to-all or back (Lancet section 4.1).
 
-    Instead of one search per pair, the all-to-alls before and after every node are sets of bits that go once through the
-    graph.
+    Instead of one search per pair, the all-to-alls before and after every node are sets of bits that go once through the graph.
 
     graph: an edge from every operator to those that need its output
     alltoalls, weight_gradients: names of its nodes, in the order of the columns and rows

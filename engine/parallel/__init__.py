@@ -206,6 +206,3 @@ def _answers(futures: dict[int, Future]) -> Iterator[tuple[int, Any]]:
     for index, future in futures.items():
         if future.done() and not future.cancelled() and future.exception() is None:
             yield index, future.result()
-
-
-__all__ = ["ADDRESS", "in_order", "reported"]

@@ -40,8 +40,7 @@ def processors() -> int:
 
 
 def workers_for(points: int) -> int:
-    """Number of processes to start: one a processor, but no more than fit the memory if each takes as much as this one
-    did."""
+    """Number of processes to start: one a processor, but no more than fit the memory if each takes as much as this one did."""
     return max(1, min(processors(), points, int(psutil.virtual_memory().available / most_memory())))
 
 
@@ -118,8 +117,7 @@ class Workers:
         self._writer.close()
 
     def check(self) -> None:
-        """End all processes once one of them has died: an executor that has read half of its answer would wait for the
-        rest."""
+        """End all processes once one of them has died: an executor that has read half of its answer would wait for the rest."""
         if not all(process.is_alive() for process in self._context.started):
             self._kill()
 

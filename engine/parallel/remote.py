@@ -1,7 +1,6 @@
 """A crew of the workers of a Dask cluster (`distributed`, see requirements-dask.txt).
 
-Common data goes to every worker once. A worker that dies costs its points a second attempt, which the scheduler sees
-to.
+Common data goes to every worker once. A worker that dies costs its points a second attempt, which the scheduler sees to.
 """
 
 import logging

@@ -57,13 +57,8 @@ class Setting:
         cluster = Cluster(name=f"{self.nodes} × {self.node}", nodes=machines, latency=kind.fabric_latency)
         experts = EXPERTS_ON_A_GPU * len(cluster.gpus)
         model = model_presets()[self.model].model.model_copy(update={"experts": experts, "dtype": self.dtype})
-        step = TrainingStep(
-            batch=BATCH[self.model, self.node],
-            sequence_length=512,
-            heads=model.d_model // 64,
-            dense_d_ff=model.d_ff,
-            gate=self.gate,
-        )
+        batch = BATCH[self.model, self.node]
+        step = TrainingStep(batch=batch, sequence_length=512, heads=model.d_model // 64, dense_d_ff=model.d_ff, gate=self.gate)
         return make_problem(balanced_load(model), cluster, model, cost, step=step)
 
 
@@ -108,19 +103,18 @@ def against_the_paper(rows: pd.DataFrame) -> pd.DataFrame:
         speedups = pd.concat([own[name] / own["lancet"] for name in ("deepspeed", "tutel")])
         hidden = {name: (1 - own["exposed_lancet"] / own[f"exposed_{name}"]).max() for name in ("raf", "tutel")}
         paper = PAPER[node]
-        summaries.append(
-            {
-                "node": node,
-                "speedup, largest": speedups.max(),
-                "paper's largest": paper["speedup"],
-                "speedup, mean": speedups.mean(),
-                "paper's mean": paper["mean"],
-                "of RAF's exposed communication": hidden["raf"],
-                "paper's, RAF": paper["raf"],
-                "of Tutel's exposed communication": hidden["tutel"],
-                "paper's, Tutel": paper["tutel"],
-            }
-        )
+        summary = {
+            "node": node,
+            "speedup, largest": speedups.max(),
+            "paper's largest": paper["speedup"],
+            "speedup, mean": speedups.mean(),
+            "paper's mean": paper["mean"],
+            "of RAF's exposed communication": hidden["raf"],
+            "paper's, RAF": paper["raf"],
+            "of Tutel's exposed communication": hidden["tutel"],
+            "paper's, Tutel": paper["tutel"],
+        }
+        summaries.append(summary)
     return pd.DataFrame(summaries)
 
 
@@ -133,21 +127,20 @@ def weight_gradient_gaps(chosen: list[Setting], cost: CostModel | None = None) -
         both = weight_gradient_problem(price_step(problem, linear_placement(problem), irregular=True))
         greedy = schedule_weight_gradients(both.instance, algorithm="greedy")
         best = schedule_weight_gradients(both.instance)
-        rows.append(
-            {
-                "model": setting.model,
-                "node": setting.node,
-                "gpus": len(problem.cluster.gpus),
-                "dtype": setting.dtype,
-                "all-to-alls": len(both.exchanges),
-                "dW": len(both.gradients),
-                "seconds": both.instance.alltoall.sum(),
-                "greedy": greedy.objective,
-                "best": best.objective,
-                "bound": best.bound,
-                "greedy / best": greedy.objective / best.objective,
-                "status": best.status.value,
-                "runtime": best.runtime,
-            }
-        )
+        row = {
+            "model": setting.model,
+            "node": setting.node,
+            "gpus": len(problem.cluster.gpus),
+            "dtype": setting.dtype,
+            "all-to-alls": len(both.exchanges),
+            "dW": len(both.gradients),
+            "seconds": both.instance.alltoall.sum(),
+            "greedy": greedy.objective,
+            "best": best.objective,
+            "bound": best.bound,
+            "greedy / best": greedy.objective / best.objective,
+            "status": best.status.value,
+            "runtime": best.runtime,
+        }
+        rows.append(row)
     return pd.DataFrame(rows)

@@ -15,24 +15,10 @@ from engine.schema import TOO_FAR_APART, Frozen, long_json_text
 
 PLACING, SCHEDULING = "engine.solve.placing", "engine.solve.scheduling"
 
-KERNELS: dict[str, str] = {
-    "order": SCHEDULING,
-    "assign": PLACING,
-    "colocate": PLACING,
-    "colocate-heterogeneous": PLACING,
-    "affinity": PLACING,
-    "coactivation": PLACING,
-    "popularity": PLACING,
-    "replicate-devices": PLACING,
-    "replicate": PLACING,
-    "pipeline-degree": SCHEDULING,
-    "partition": SCHEDULING,
-    "partition-axes": SCHEDULING,
-    "priority": SCHEDULING,
-    "weight-gradients": SCHEDULING,
-    "travel": SCHEDULING,
-    "two-tier": SCHEDULING,
-}
+PLACED = ("assign", "colocate", "colocate-heterogeneous", "affinity", "coactivation", "popularity", "replicate-devices")
+KERNELS = {"order": SCHEDULING} | dict.fromkeys((*PLACED, "replicate"), PLACING)
+KERNELS |= dict.fromkeys(("pipeline-degree", "partition", "partition-axes", "priority"), SCHEDULING)
+KERNELS |= dict.fromkeys(("weight-gradients", "travel", "two-tier"), SCHEDULING)
 """Every kernel with the module that has its schema and its call; that module imports a kernel when it is asked for."""
 
 

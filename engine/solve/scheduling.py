@@ -252,10 +252,8 @@ def _partition(instance: PartitionInstance, options: Options, stop: Stop) -> Ans
     for number, op in enumerate(instance.ops):
         if len(op.times) != parts:
             raise InputError(f"operator {number} has {len(op.times)} times, the first one {parts}; wanted equally many")
-    chain = ChainInstance(
-        network=np.array([op.kind == "comm" for op in instance.ops]),
-        times=np.array([[np.inf if seconds is None else seconds for seconds in op.times] for op in instance.ops]),
-    )
+    times = np.array([[np.inf if seconds is None else seconds for seconds in op.times] for op in instance.ops])
+    chain = ChainInstance(network=np.array([op.kind == "comm" for op in instance.ops]), times=times)
     result = partition(chain, max_range=instance.max_range, stop=stop)
     return result, {"ranges": [asdict(each) for each in result.solution]}
 

@@ -11,17 +11,8 @@ from typing import Any
 from alembic import command
 from alembic.config import Config
 from alembic.util.exc import CommandError
-from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
+from sqlalchemy import Connection, Engine, create_engine, event, exc, inspect, text
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import (
-    ArgumentError,
-    DatabaseError,
-    DBAPIError,
-    InterfaceError,
-    InternalError,
-    NoSuchModuleError,
-    OperationalError,
-)
 
 from engine.errors import InputError
 from engine.files import PRIVATE_FILE, data_folder
@@ -150,7 +141,7 @@ def _engine_of(url: str) -> Engine:
         # A server whose machine vanished says nothing, and the system would wait for a quarter of an hour.
         waits = {"connect_timeout": ANSWERS_WITHIN, "tcp_user_timeout": ANSWERS_WITHIN * 1000}
         return create_engine(parsed, connect_args=waits, pool_pre_ping=True)
-    except (ArgumentError, NoSuchModuleError):
+    except (exc.ArgumentError, exc.NoSuchModuleError):
         raise InputError(f"{URL} is not the address of a database (postgresql://user:password@host/name)") from None
 
 
@@ -198,9 +189,12 @@ def _explained(engine: Engine) -> Iterator[None]:
     """Turn a database's error into a line for people; a broken rule of ours is a bug and stays an exception of its own."""
     try:
         yield
-    except DBAPIError as error:
+    except exc.DBAPIError as error:
         # Drivers' errors for a database that is gone, going, full or read-only have many names under these classes.
-        if not isinstance(error, OperationalError | InterfaceError | InternalError) and type(error) is not DatabaseError:
+        if (
+            not isinstance(error, exc.OperationalError | exc.InterfaceError | exc.InternalError)
+            and type(error) is not exc.DatabaseError
+        ):
             raise
         said = " ".join(str(error.orig).split())[:200]
         where = engine.url.render_as_string(hide_password=True)

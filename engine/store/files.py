@@ -98,7 +98,9 @@ def load_document(kind: type[Document], digest: str) -> Document:
     """The cluster or model with this digest. Raises InputError if the data folder does not have it."""
     path = data_folder() / "documents" / f"{digest}.json"
     if not is_digest(digest) or not path.exists():
-        raise InputError(f"the {kind.__name__} of this plan is not in the data folder")
+        words = {"MoEModel": "model", "TrainingStep": "training step", "OperatorGraph": "operator graph"}
+        named = words.get(kind.__name__, kind.__name__.lower())
+        raise InputError(f"the {named} of this plan is not in the data folder; open or name it too")
     with one_clear_line(path):
         return kind.from_json(path.read_bytes(), path.name)
 

@@ -1,5 +1,4 @@
-"""A problem as plain JSON, for jobs and for saved plans: its recordings stay in the data folder, and go by their
-digests."""
+"""A problem as plain JSON, for jobs and for saved plans: its recordings stay in the data folder, and go by their digests."""
 
 from collections.abc import Callable
 from typing import Any
@@ -74,8 +73,7 @@ def as_json(document: Frozen) -> dict[str, Any]:
 
 
 def problem_from(arguments: dict[str, Any], recording: Callable[[str], Workload] = load_workload) -> Problem:
-    """The problem that `problem_arguments` described. Without a cost, the datasheet's. recording: finds one by its
-    digest."""
+    """The problem that `problem_arguments` described. Without a cost, the datasheet's. recording: finds one by its digest."""
     in_use, graph, travel = (arguments.get(role) for role in ("in_use", "graph", "travel"))
     return make_problem(
         **inputs_from(arguments, recording),

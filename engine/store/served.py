@@ -5,7 +5,7 @@ from typing import Any, Self
 
 from engine.serving.figures import ServingFigures
 from engine.simulate.serving import ServedStep
-from engine.store.simulated import is_worth_keeping, load_figures, load_timeline, save_figures, save_timeline
+from engine.store import is_worth_keeping, load_figures, load_timeline, save_figures, save_timeline
 from engine.workload import digest_of
 
 

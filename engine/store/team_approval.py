@@ -45,8 +45,7 @@ def whose(verdict: Decided, behind: Iterable[Signature], decider: Signature) -> 
 
 
 def is_forbidden() -> bool:
-    """True if the operator forbids that people approve their own plans. Raises InputError if the setting is neither
-    value."""
+    """True if the operator forbids that people approve their own plans. Raises InputError if the setting is neither value."""
     wanted = os.environ.get(SETTING, "").strip() or ALLOWED
     if wanted not in (ALLOWED, FORBIDDEN):
         raise InputError(f"{SETTING} is '{wanted[:40]}'; give {ALLOWED} or {FORBIDDEN}")
@@ -78,8 +77,7 @@ def why_not(behind: tuple[str | None, ...], approver: str | None) -> str | None:
 
 @dataclass(frozen=True)
 class Place:
-    """A place in the brief, written as `layer:3` or `chart:load`: a layer, the hops from it to the next one, a GPU, or
-    a chart.
+    """A place in the brief, written as `layer:3` or `chart:load`: a layer, the hops from it to the next one, a GPU, or a chart.
 
     number: of the MoE layer, or the GPU
     chart: its name

@@ -8,23 +8,8 @@ from sqlalchemy import Connection, Row, Select, Table, and_, case, func, insert,
 from sqlalchemy.dialects import postgresql, sqlite
 
 from engine.errors import InputError
-from engine.store import tables
+from engine.store import tables, team
 from engine.store.database import Database
-from engine.store.team import (
-    LONGEST_TEXT,
-    Comment,
-    Decision,
-    Review,
-    SavedPlan,
-    State,
-    Summary,
-    ThresholdChange,
-    clean_name,
-    clean_text,
-    find_saved,
-    signed,
-    state_after,
-)
 from engine.store.team_approval import Signature, Whose, whose
 
 
@@ -56,17 +41,17 @@ def note_look(db: Database, who: str, review: str, at: float) -> None:
         connection.execute(row.on_conflict_do_update(index_elements=["who", "review"], set_={"at": at}))
 
 
-def news_of(review: Review, name: str, since: float | None) -> News:
+def news_of(review: team.Review, name: str, since: float | None) -> News:
     """The additions of others than `name` to a review since a look; None: never looked."""
     if since is None:
         return News(unseen=review.by != name)
-    kinds = (Comment, Decision, ThresholdChange)
+    kinds = (team.Comment, team.Decision, team.ThresholdChange)
     entries = (*review.comments, *review.decisions, *review.thresholds)
     new = [entry for entry in entries if entry.at > since and entry.by != name]
     return News(*(sum(isinstance(entry, kind) for entry in new) for kind in kinds))
 
 
-def newest(review: Review) -> float:
+def newest(review: team.Review) -> float:
     """Seconds since the epoch of the last addition to a review."""
     return max(entry.at for entry in (review, *review.comments, *review.decisions, *review.thresholds))
 
@@ -118,9 +103,9 @@ class ListedPlan:
     note: str
     by: str
     at: float
-    summary: Summary
+    summary: team.Summary
     review: str | None
-    state: State | None
+    state: team.State | None
     whose: Whose | None
     comments: int
     news: News
@@ -144,12 +129,14 @@ def listed_plans(db: Database, workspace: str, search: str = "", reader: tuple[s
         asked = _of_workspace(select(of_review.saved, of_review.id), workspace).order_by(of_review.at, of_review.id.desc())
         newest = {row.saved: row.id for row in connection.execute(asked)}  # the last one counts
         decided = _last_decisions(connection, workspace)
-        comments = _counts(connection, workspace)
+        c = tables.comment.c
+        query = select(c.review, func.count()).join(tables.review, tables.review.c.id == c.review).group_by(c.review)
+        comments = {row.review: row[1] for row in connection.execute(_of_workspace(query, workspace))}
         news = news_by_review(connection, newest.values(), *reader) if reader else {}
     return [
         ListedPlan(
             *row[:6],
-            Summary(*row[6:]),
+            team.Summary(*row[6:]),
             review := newest.get(row.number),
             *(decided.get(review, ("open", None)) if review else (None, None)),
             comments.get(review, 0),
@@ -159,14 +146,14 @@ def listed_plans(db: Database, workspace: str, search: str = "", reader: tuple[s
     ]
 
 
-def _last_decisions(connection: Connection, workspace: str) -> dict[str, tuple[State, Whose | None]]:
+def _last_decisions(connection: Connection, workspace: str) -> dict[str, tuple[team.State, Whose | None]]:
     """The state and the standing of decided reviews, by review."""
     c, review, saved = tables.decision.c, tables.review.c, tables.saved_plan.c
     savers = saved.by.label("saved_by"), saved.login.label("saved_login")
     behind = (*savers, review.by.label("asked_by"), review.login.label("asked_login"))
     query = select(c.review, c.verdict, c.by, c.login, *behind).join(tables.review, review.id == c.review)
     last = {row.review: row for row in connection.execute(_of_workspace(query, workspace).order_by(c.number))}
-    return {id: (state_after(row.verdict), _whose(row)) for id, row in last.items()}
+    return {id: (team.state_after(row.verdict), _whose(row)) for id, row in last.items()}
 
 
 def _whose(row: Row) -> Whose | None:
@@ -174,13 +161,6 @@ def _whose(row: Row) -> Whose | None:
         return None
     behind = Signature(row.saved_by, row.saved_login), Signature(row.asked_by, row.asked_login)
     return whose(row.verdict, behind, Signature(row.by, row.login))
-
-
-def _counts(connection: Connection, workspace: str) -> dict[str, int]:
-    """Number of comments by review."""
-    c = tables.comment.c
-    query = select(c.review, func.count()).join(tables.review, tables.review.c.id == c.review).group_by(c.review)
-    return {row.review: row[1] for row in connection.execute(_of_workspace(query, workspace))}
 
 
 def _of_workspace(query: Select, workspace: str) -> Select:
@@ -192,8 +172,8 @@ def _of_workspace(query: Select, workspace: str) -> Select:
 def correct_saved(db: Database, number: int, name: str, note: str, by: str, login: str | None = None) -> None:
     """Give a saved plan another name and note. The old ones stay in the discussion of its reviews, under the name of
     the person who changed them. Raises InputError for anybody but the saver."""
-    name, note = clean_name(name, "the plan"), clean_text(note, "the note", empty=True)
-    before = find_saved(db, number)
+    name, note = team.clean_name(name, "the plan"), team.clean_text(note, "the note", empty=True)
+    before = team.find_saved(db, number)
     if not is_saver(before, by, login):
         raise InputError(f"only {before.by}, who saved this plan, may change its name and note")
     changes = [
@@ -204,7 +184,7 @@ def correct_saved(db: Database, number: int, name: str, note: str, by: str, logi
     if not changes:
         return
     reviews = select(tables.review.c.id).where(tables.review.c.saved == number)
-    row = {"text": "\n".join(changes)[:LONGEST_TEXT], **signed(by), "place": None}
+    row = {"text": "\n".join(changes)[: team.LONGEST_TEXT], **team.signed(by), "place": None}
     with db.writing() as connection:
         saved = tables.saved_plan
         connection.execute(update(saved).where(saved.c.number == number).values(name=name, note=note))
@@ -212,6 +192,6 @@ def correct_saved(db: Database, number: int, name: str, note: str, by: str, logi
             connection.execute(insert(tables.comment).values(review=review, **row))
 
 
-def is_saver(saved: SavedPlan, name: str, login: str | None) -> bool:
+def is_saver(saved: team.SavedPlan, name: str, login: str | None) -> bool:
     """True if a person saved a plan: by their login, or by the typed name if there was none."""
     return saved.login == login if login or saved.login else saved.by == name

@@ -57,8 +57,7 @@ PLACES = {
     "configs": re.compile(r"[0-9a-f]{64}\.json"),
     "workloads": re.compile(r"[0-9a-f]{64}\.npz"),
 }
-"""Folders of the data folder in a backup, the referring ones first: a recording that is named was saved before its
-name."""
+"""Folders of the data folder in a backup, the referring ones first: a recording that is named was saved before its name."""
 OF_A_PROCESS = (PID, ALIVE, RESUMED, RESERVE)
 """Files of a job about its process: elsewhere they would speak of another one."""
 
@@ -99,8 +98,7 @@ def belongs(place: str) -> bool:
 
 
 def check(archive: zipfile.ZipFile, room: int) -> None:
-    """Raise InputError unless every member is a file that a backup has, named once, and all of them fit into `room`
-    bytes."""
+    """Raise InputError unless every member is a file that a backup has, named once, and all of them fit into `room` bytes."""
     members = archive.infolist()
     known = {MANIFEST, *(ROWS.format(table) for table in TABLES)}
     names = {member.filename for member in members}
@@ -173,7 +171,11 @@ def _write_file(archive: zipfile.ZipFile, path: Path, name: str) -> None:
 def restore(url: str, folder: Path, file: Path) -> Manifest:
     """Put a backup back. Raises InputError for any other file, for a data folder or a database that is not empty, and
     if the disk has no room for it. url: of the database."""
-    _refuse_used(folder)
+    for path, _ in files_under(folder):
+        place = path.relative_to(folder)
+        is_lock = place.suffix == ".lock" and len(place.parts) == 1
+        if not is_lock and kind_of(place) != DATABASE:  # the database's rows are looked at later
+            raise InputError(f"the data folder {folder} is not empty; restore into a new one (SWITCHYARD_DATA)")
     with one_clear_line(file), zipfile.ZipFile(file) as archive:
         check(archive, free(folder)[0])
         manifest = Manifest.from_json(archive.read(MANIFEST), f"{file.name}, {MANIFEST}")
@@ -186,14 +188,6 @@ def restore(url: str, folder: Path, file: Path) -> Manifest:
         finally:
             shutil.rmtree(staged, ignore_errors=True)
     return manifest
-
-
-def _refuse_used(folder: Path) -> None:
-    for path, _ in files_under(folder):
-        place = path.relative_to(folder)
-        is_lock = place.suffix == ".lock" and len(place.parts) == 1
-        if not is_lock and kind_of(place) != DATABASE:  # the database's rows are looked at later
-            raise InputError(f"the data folder {folder} is not empty; restore into a new one (SWITCHYARD_DATA)")
 
 
 def _unpack(archive: zipfile.ZipFile, staged: Path) -> None:

@@ -266,22 +266,18 @@ def _remove(going: Going) -> bool:
     alone = alone_with_sessions() if going.kind == KINDS["sessions"] else contextlib.nullcontext()
     try:
         with alone:
-            return _remove_unless_used(path, aside, going.used)
+            if path.is_file() and path.stat().st_mtime > going.used:
+                return False
+            path.rename(aside)
+            if aside.is_dir():
+                shutil.rmtree(aside)
+            elif aside.stat().st_mtime > going.used and not path.exists():
+                aside.rename(path)
+                return False
+            else:
+                aside.unlink()
+            return True
     except FileNotFoundError:  # somebody else cleans too
         return False
     except OSError as error:
         raise InputError(f"{path} cannot be removed: {error.strerror or error}") from None
-
-
-def _remove_unless_used(path: Path, aside: Path, used: float) -> bool:
-    if path.is_file() and path.stat().st_mtime > used:
-        return False
-    path.rename(aside)
-    if aside.is_dir():
-        shutil.rmtree(aside)
-    elif aside.stat().st_mtime > used and not path.exists():
-        aside.rename(path)
-        return False
-    else:
-        aside.unlink()
-    return True

@@ -1,5 +1,3 @@
 """Refuses broken plans, wherever one is read, opened, launched or exported."""
 
 from engine.validate.refusal import refuse_broken, refuse_broken_launch
-
-__all__ = ["refuse_broken", "refuse_broken_launch"]

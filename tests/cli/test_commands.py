@@ -28,6 +28,14 @@ def test_without_a_file_nothing_is_saved_and_progress_goes_to_standard_error_onl
     assert "placing layer 1 of 1" in errors and errors.endswith("\n") and "placing" not in out
 
 
+def test_a_recording_on_which_plans_would_be_wrong_is_said_to_be_so(engine, tmp_path):
+    counts = np.arange(8 * 16).reshape(8, 16) + 500
+    for ranks, said in ((4, False), (1, True)):
+        (tmp_path / "loads.json").write_text(json.dumps({"expert_load": (counts * (np.arange(16) < 4 * ranks)).tolist()}))
+        code, _, errors = engine("plan", "--workload", tmp_path / "loads.json", *INPUTS[2:], "--system", "linear")
+        assert code == 0 and ("warning: loads: The same 12 of 16 experts (first: expert 4) have no tokens" in errors) is said
+
+
 def test_a_claim_is_repeated_where_its_plan_was_made_and_unless_the_plan_belies_it(engine, tmp_path):
     saved = tmp_path / "aurora.json"
     engine.json("plan", *INPUTS, "--system", "aurora", "--set", "time_limit=0.1", "-o", saved)
@@ -40,9 +48,9 @@ def test_a_claim_is_repeated_where_its_plan_was_made_and_unless_the_plan_belies_
 
 def test_inputs_that_are_not_in_the_data_folder_are_missed_by_name(engine, saved, tmp_path, monkeypatch):
     monkeypatch.setenv("SWITCHYARD_DATA", str(tmp_path / "elsewhere"))
-    assert "MoEModel" in engine.refused("simulate", saved)
+    assert "the model of this plan" in engine.refused("simulate", saved)
     assert "recording" in engine.refused("simulate", saved, "--model", MODEL)
-    assert "Cluster" in engine.refused("simulate", saved, "--model", MODEL, "--workload", RECORDING)
+    assert "the cluster of this plan" in engine.refused("simulate", saved, "--model", MODEL, "--workload", RECORDING)
     assert engine("simulate", saved, *INPUTS)[0] == 0
     monkeypatch.setenv("SWITCHYARD_DATA", str(saved))
     assert "set SWITCHYARD_DATA" in engine.refused("plan", *INPUTS, "--system", "linear")

@@ -62,6 +62,7 @@ def test_what_does_not_go_together_is_refused(engine, inputs, tmp_path):
     graph.write_text('{"name": "x", "operators": [], "dependencies": []}')
     assert "graph.json" in engine.refused("plan", *inputs, "--graph", graph, "--system", "lancet")
     assert "no training step" in engine.refused("graph", *sample)
+    assert "leave --travel out" in engine.refused("plan", *inputs, "--system", "lancet", "--travel", "copies:::fixed")
     for name, value, reason in (("batch", 0, "batch"), ("capacity_factor", 0.5, "drops tokens"), ("speed", 1, "speed")):
         (tmp_path / "step.json").write_text(json.dumps(STEP | {name: value}))
         assert reason in engine.refused("plan", *inputs, "--system", "lancet")
@@ -146,8 +147,12 @@ def test_what_cannot_be_served_is_said_in_one_line(engine, files):
         ([*config, "--operators", "aiconfigurator"], "aiconfigurator has no tiny-moe-alpha on h200_sxm"),
     ):
         assert message in engine.refused("serve", files["linear"], *step, *more)
+    typed = engine.refused("serve", files["linear"], "--serving", '{"phase": "prefil"}', *config)
+    assert typed.startswith("error: the JSON given: phase: Input should be 'prefill' or 'decode'")
+    step[1] = files["step"].read_text()
+    assert engine.text("serve", files["linear"], *step, *config)  # as a file has it
     files["step"].write_text(json.dumps({"phase": "decode", "sequences": 31, "context": 1, "overlap": "two-batch"}))
-    assert "31 sequences on a GPU are odd" in engine.refused("serve", files["linear"], *step, *config)
+    assert "31 sequences on a GPU are odd" in engine.refused("serve", files["linear"], "--serving", files["step"], *config)
 
 
 @needs_tables

@@ -34,7 +34,7 @@ def test_an_uneven_plan_is_refused_or_projected_with_its_price(engine, uneven, t
     assert row["metrics"]["total"] == even["after"]["total"] and even["added"] == even["dropped"] == 8
     text = engine.text("export", uneven, "--to", "sglang", "--even", "-o", out)
     assert text.startswith("even: 2 slots on every GPU, ") and "balancedness" in text
-    assert "  --init-expert-location map.json\n  --ep-num-redundant-experts 0\n  --ep-size 8\n" in text
+    assert "  --init-expert-location map.json\n  --ep-num-redundant-experts 0\n  --tp-size 8\n  --ep-size 8\n" in text
     engine.text("export", uneven, "--to", "csv", "-o", tmp_path / "all.csv")
     engine.text("export", out, "--to", "vllm", *BOTH, "-o", tmp_path / "a.jsonl")
     engine.text("plan", *INPUTS, "--system", "linear", "--in-use", tmp_path / "a.jsonl")

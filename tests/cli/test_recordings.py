@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-from engine.formats import read_workload
+from engine.formats import read_model, read_workload
+from engine.formats.placements import write_placement
+from engine.plan import Placement
 from tests.cases.recordings import SAMPLES
 
 BETA = SAMPLES / "beta-man.npz"
@@ -53,16 +55,19 @@ def test_fix_says_how_a_person_chooses_a_phase_and_keeps_it(engine, tmp_path):
     np.testing.assert_array_equal(read_workload(tmp_path / "decode.npz").experts, experts[phase == 1])
 
 
-def test_fix_folds_slots_with_the_plan_that_ran(engine, tmp_path):
+@pytest.mark.parametrize("engines", ["trtllm", "vllm-ascend", "csv"])
+def test_fix_folds_slots_with_the_plan_that_ran(engine, tmp_path, engines):
     trace = read_workload(BETA)
     rng = np.random.default_rng(0)
-    slots = np.stack([rng.permutation(np.r_[0:16, 0:4]) for _ in range(8)])
-    lines = ["num_slots: 20", "layer_updates_per_iter: 0", "initial_global_assignments:"]
-    lines += [f"  {layer}: {row.tolist()}" for layer, row in enumerate(slots)]
-    (tmp_path / "ran.yaml").write_text("\n".join(lines))
+    own = np.stack([rng.permutation(16).reshape(4, 4) for _ in range(8)])
+    slots = np.concatenate([own, np.roll(own[:, :, :1], 1, axis=1)], axis=2).reshape(8, 20)  # and one of the GPU before
+    model = read_model(MODEL)
+    placement = Placement.from_slots(slots, np.array([5, 5, 5, 5]), 16, model.moe_layers)
+    ran = tmp_path / {"trtllm": "ran.yaml", "csv": "ran.csv"}.get(engines, "ran.json")
+    ran.write_bytes(write_placement(engines, placement, model, ran.name).files[ran.name])
     slot = np.stack([[row.tolist().index(expert) for expert in range(16)] for row in slots])
     np.savez(tmp_path / "slots.npz", experts=slot[np.arange(8)[:, None], trace.experts], num_experts=20)
-    named = ["--model", MODEL, "--deployed", tmp_path / "ran.yaml"]
+    named = ["--model", MODEL, "--deployed", ran]
     answer = engine.json("inspect", tmp_path / "slots.npz", *named, "--fix")
     assert answer["checks"][0]["code"] == "slot-ids"
     assert answer["mended"]["done"] == ["Folded 20 slots to 16 experts."]

@@ -124,7 +124,10 @@ class Communicator:
 
     def __init__(self, group: dist.ProcessGroup | None, name: str, first: int = 0) -> None:
         self.group, self.name, self.first = group, name, first
-        self.queue = shared_queue(name)
+        key = "all communicators" if "one-queue" in WORDS else name
+        if key not in queues:
+            queues[key] = Queue(key)
+        self.queue = queues[key]
         self.made = first > 0
         self.passed: Counter[tuple[str, int]] = Counter()
         self.pool = ThreadPoolExecutor(64)
@@ -182,25 +185,15 @@ class Stream(TorchDispatchMode):
         super().__init__()
         self.waits_for: list[Entry] = []
 
-    def catch_up(self) -> None:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         while self.waits_for:
             self.waits_for.pop(0).finish()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.catch_up()
         return func(*args, **(kwargs or {}))
 
 
 stream = Stream()
 queues: dict[str, Queue] = {}
 communicators: dict[dist.ProcessGroup | None, Communicator] = {}
-
-
-def shared_queue(name: str) -> Queue:
-    key = "all communicators" if "one-queue" in WORDS else name
-    if key not in queues:
-        queues[key] = Queue(key)
-    return queues[key]
 
 
 def heads() -> str:

@@ -10,7 +10,7 @@ from engine.launch.rank.links import Links
 from engine.plan import Claim, Placement, Plan, Schedule, SendOrder
 from engine.result import Status
 from engine.systems import SYSTEMS, run
-from engine.validate.schedules import Ports, Sends, check_bytes, check_durations, check_listing, check_matching
+from engine.validate.refusal import Ports, Sends, check_bytes, check_durations, check_listing, check_matching
 from engine.workload import RoutingTrace
 from tests.cases.examples import examples
 from tests.cases.launch_plans import MODES, plan_with

@@ -19,10 +19,13 @@ from engine.launch.rank.instructions import POOL_STRIDE, RankInstructions, Tiers
 from engine.launch.rank.layer import Weights, expert_ffns, ffn, has_grouped_kernel, uses_grouped_gemms
 from engine.launch.rank.layers import Layers
 from engine.network import off_diagonal
+from engine.placement.dispatch_rules import TABLED
 from engine.plan import Travel
 from tests.cases.examples import examples
 from tests.cases.layers import CPU, launches, model_of, unplanned
 from tests.launch import lockstep
+from tests.oracles.dispatch import copies_of_rank
+from tests.strategies import RULES
 
 
 @pytest.mark.parametrize("matrices", [2, 3])
@@ -93,7 +96,8 @@ def travelling(draw) -> tuple[RankInstructions, Tokens]:
     instructions, tokens = draw(launches())
     (plan,), ranks = instructions.plans, instructions.ranks
     travel = Travel(unit=draw(st.sampled_from(("copies", "gpu", "node"))), dispatch=draw(st.sampled_from(FORMATS)))
-    travel = travel.model_copy(update={"combine": draw(st.sampled_from(FORMATS))})
+    rule = {"replicas": draw(st.sampled_from(RULES)), "ranks_per_node": draw(st.sampled_from((None, 1, 2)))}
+    travel = travel.model_copy(update={"combine": draw(st.sampled_from(FORMATS))} | rule)
     node = tuple(sorted(draw(st.lists(st.integers(0, 2), min_size=ranks, max_size=ranks))))
     tiers = Tiers(node=node, port=(1e6,) * ranks, link=(5e6,) * ranks)
     return instructions.model_copy(update={"plans": (plan.model_copy(update={"travel": travel}),), "tiers": tiers}), tokens
@@ -138,6 +142,22 @@ def test_any_placement_computes_what_one_process_computes_to_the_last_digits_in_
     instructions = instructions.model_copy(update={"plans": (plan,)})
     _, output = run((instructions, tokens))
     torch.testing.assert_close(output, unplanned(instructions, tokens), rtol=1e-5, atol=1e-5)
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(travelling())
+def test_every_rank_sends_to_the_copies_that_the_rule_gives_it(launch):
+    (plan,), tokens = launch[0].plans, launch[1]
+    if plan.travel.replicas not in TABLED or plan.travel.unit != "copies":
+        return
+    ranks = lockstep.ranks_of(*launch, kind_of_layers(plan))
+    tables = [copies_of_rank(plan.placement, plan.travel, rank) for rank in range(len(ranks))]
+    for layer, way in enumerate(ranks[0].routes["dispatch"]):
+        wanted = np.zeros((len(ranks), len(ranks)))
+        for source, experts in zip(tokens.source, tokens.experts[:, layer], strict=True):
+            for expert in experts[experts >= 0]:
+                wanted[source, tables[source][layer][expert]] += 1
+        assert np.array_equal(way.counts, wanted)
 
 
 # All-gathers.

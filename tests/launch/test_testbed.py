@@ -295,7 +295,7 @@ def test_links_that_are_too_fast_to_be_seen_are_given_no_rate():
 
 @needs_testbed
 def test_relayed_rows_go_over_links(tmp_path):
-    launch = prepare_tiered(repeats=1, beside=(CONCURRENT,))
+    launch = prepare_tiered(repeats=1, others=(CONCURRENT,))
     launch = launch.on_testbed(linked(10, 160))
     whole = run_here(launch, tmp_path / "run", never, silent)
     network = launch.instructions.tiers.network

@@ -221,7 +221,7 @@ def test_a_testbed_has_time_for_the_rows_that_are_sent():
 @pytest.fixture(scope="module")
 def whole(launch_once) -> tuple[PreparedLaunch, Run]:
     """A two-tier plan, a concurrent one and a context-coherent one in one launch of four ranks in two nodes."""
-    launch = prepare(beside=(CONCURRENT, coherent(CONCURRENT)))
+    launch = prepare(others=(CONCURRENT, coherent(CONCURRENT)))
     return launch, launch_once(launch)
 
 

@@ -64,10 +64,7 @@ class Solver:
         return answer
 
     def checked(self, kernel: str, instance: dict, options: str = "{}", **wanted: Any) -> dict:
-        """The answer of a kernel, after checking its keys and the rules.
-
-        wanted: values that some keys must have
-        """
+        """The answer of a kernel, after checking its keys and the rules. wanted: values that some keys must have"""
         answer = self.answer(kernel, instance, options)
         assert set(answer) == COMMON | KEYS[kernel] | ({"solutions"} if instance.get("count") else set())
         assert all(type(number) is int for number in whole_numbers(answer))

@@ -23,26 +23,8 @@ from engine.solve import KERNELS, face
 from engine.solve.placing import CoactivationInstance, ReplicateInstance
 from engine.solve.scheduling import PipelineDegreeInstance, WeightGradientsInstance
 from tests.benchmarks.bench_weight_gradients import backward_pass
+from tests.cases import kernels
 from tests.cases.examples import examples
-from tests.cases.kernels import (
-    AFFINITY,
-    AXES,
-    CHAIN,
-    COACTIVATION,
-    DEVICES,
-    FOUR,
-    GRADIENTS,
-    INSTANCES,
-    LAYER,
-    LOAD,
-    ORDER,
-    POPULARITY,
-    PRIORITY,
-    REPLICATE,
-    SPLIT,
-    TRAVEL,
-    gradients_of,
-)
 from tests.cases.placements import permutation_affinity, random_tokens, topic_tokens
 from tests.oracles.placing import check_coactivation, check_replication
 from tests.oracles.recomputed import carried_out, held_against_the_rules
@@ -50,7 +32,7 @@ from tests.oracles.recomputed import carried_out, held_against_the_rules
 ROOT = Path(__file__).parent.parent.parent
 
 
-DEEP = dict(zip(LAYER, (0.01, 1, 4, 0.02, 1, 9, 64), strict=True))
+DEEP = dict(zip(kernels.LAYER, (0.01, 1, 4, 0.02, 1, 9, 64), strict=True))
 ORDER_OF_FOUR = {"traffic": [[9e6, 1e6, 0, 4e6], [2e6, 0, 5e6, 1e6], [0, 3e6, 0, 8e6], [6e6, 1e6, 2e6, 0]]}
 TO_THE_THIRD = {"traffic": [[0, 0, 6], [0, 0, 6], [0, 0, 0]], "bandwidth": [1, 1, 2]}
 NODES = {"transitions": permutation_affinity(4, 8, 400).tolist(), "gpus": 4, "gpus_per_node": 2}
@@ -72,7 +54,7 @@ EXACT, SEARCH = '{"time_limit": 30}', '{"exact": false}'
                 ("order", ORDER_OF_FOUR | {"bandwidth": [3e9, 1e9, 2e9, 5e8]}),
                 ("assign", TRADE),
                 ("affinity", NODES | {"cost_node": 9, "staged": True}),
-                ("replicate-devices", DEVICES | {"algorithm": "best"}),
+                ("replicate-devices", kernels.DEVICES | {"algorithm": "best"}),
             )
         ],
         ("order", TO_THE_THIRD, {"objective": 12.0}),  # matched unless told otherwise
@@ -80,20 +62,28 @@ EXACT, SEARCH = '{"time_limit": 30}', '{"exact": false}'
         ("order", {"traffic": [[3, 0], [0, 4]], "bandwidth": 2}, {"objective": 0, "bound": 0, "phases": []}),
         ("assign", {"tokens": [[7]], "bandwidth": [1], "seconds_per_token": [2]}, {"objective": 14}),
         # Expert 0 of a sends much and receives little: it shares with the expert of b that does the opposite.
-        ("colocate", dict(zip(FOUR, ([9, 1], [1, 9], [8, 2], [2, 8]), strict=True)), {"partner": [1, 0], "objective": 11}),
+        (
+            "colocate",
+            dict(zip(kernels.FOUR, ([9, 1], [1, 9], [8, 2], [2, 8]), strict=True)),
+            {"partner": [1, 0], "objective": 11},
+        ),
         # Experts 0 and 2 belong together, and 1 and 3: 10 of the 33 hops leave only when they are split up.
-        ("affinity", AFFINITY, {"status": "OPTIMAL", "objective": 6, "gpu_hops": 6, "node_hops": 0}),
+        ("affinity", kernels.AFFINITY, {"status": "OPTIMAL", "objective": 6, "gpu_hops": 6, "node_hops": 0}),
         # Experts 0 and 2 fire together, and 1 and 3: only tokens that are not at home send a row, two of five.
-        ("coactivation", COACTIVATION, {"status": "OPTIMAL", "objective": 2, "rows": [2], "gpu_of_expert": [[0, 1, 0, 1]]}),
+        (
+            "coactivation",
+            kernels.COACTIVATION,
+            {"status": "OPTIMAL", "objective": 2, "rows": [2], "gpu_of_expert": [[0, 1, 0, 1]]},
+        ),
         # Expert 0 has three quarters of all tokens, so its GPU has at least 1.5 times the mean.
         (
             "coactivation",
-            COACTIVATION | {"experts": [[[0, 1], [0, 2], [0, 3], [0, -1], [0, -1]]], "cap": 1.2},
+            kernels.COACTIVATION | {"experts": [[[0, 1], [0, 2], [0, 3], [0, -1], [0, -1]]], "cap": 1.2},
             {"status": "INFEASIBLE", "imbalance": [1.5]},
         ),
         ("replicate", {"load": [[4, 3, 2, 1, 1, 1]], "slots": 8, "gpus": 3, "slots_of_gpu": [4, 2, 2], "speed": [2, 1, 1]}, {}),
-        ("replicate-devices", DEVICES | {"algorithm": "lina"}, {}),
-        ("popularity", POPULARITY | {"top_k": 3}, {"objective": 6.0}),
+        ("replicate-devices", kernels.DEVICES | {"algorithm": "lina"}, {}),
+        ("popularity", kernels.POPULARITY | {"top_k": 3}, {"objective": 6.0}),
         *[
             ("pipeline-degree", DEEP | way, wanted)
             for way, wanted in (
@@ -103,9 +93,13 @@ EXACT, SEARCH = '{"time_limit": 30}', '{"exact": false}'
                 ({"algorithm": "printed"}, {"degree": 2, "status": "FEASIBLE"}),
             )
         ],
-        ("weight-gradients", GRADIENTS, {"alltoall_of_dw": [0, 1], "objective": 19, "bound": 19, "status": "OPTIMAL"}),
-        ("weight-gradients", GRADIENTS | {"algorithm": "greedy"}, {"alltoall_of_dw": [-1, 0], "objective": 10, "bound": 19}),
-        ("weight-gradients", SPLIT, {"objective": 22, "bound": 22.0, "status": "OPTIMAL"}),
+        ("weight-gradients", kernels.GRADIENTS, {"alltoall_of_dw": [0, 1], "objective": 19, "bound": 19, "status": "OPTIMAL"}),
+        (
+            "weight-gradients",
+            kernels.GRADIENTS | {"algorithm": "greedy"},
+            {"alltoall_of_dw": [-1, 0], "objective": 10, "bound": 19},
+        ),
+        ("weight-gradients", kernels.SPLIT, {"objective": 22, "bound": 22.0, "status": "OPTIMAL"}),
         *[
             ("weight-gradients", instance, {"objective": 0, "alltoall_of_dw": [-1] * len(instance["dw"])})
             for instance in (
@@ -117,30 +111,31 @@ EXACT, SEARCH = '{"time_limit": 30}', '{"exact": false}'
         # The first part's 1, the network's 4.5, the last part's 1.5; the operator that cannot be cut comes behind.
         (
             "partition",
-            CHAIN,
+            kernels.CHAIN,
             {"objective": 8, "bound": 8, "ranges": [{"first": 0, "last": 2, "parts": 2}, {"first": 3, "last": 3, "parts": 1}]},
         ),
         # The first part's 1 and the network's 4.5; then 2 and 1, uncut. The bound is the one of all ranges.
-        ("partition", CHAIN | {"max_range": 2}, {"objective": 8.5, "bound": 8, "status": "FEASIBLE"}),
+        ("partition", kernels.CHAIN | {"max_range": 2}, {"objective": 8.5, "bound": 8, "status": "FEASIBLE"}),
         (
             "partition-axes",
             {"domains": {"x": [0, "0"]}, "constraints": [{"tensors": ["x"], "allowed": [["0"]]}], "count": True},
             {"axis_of_tensor": {"x": "0"}, "solutions": 1},
         ),
-        ("partition-axes", AXES | {"count": True}, {"status": "OPTIMAL", "satisfiable": True, "solutions": 2}),
+        ("partition-axes", kernels.AXES | {"count": True}, {"status": "OPTIMAL", "satisfiable": True, "solutions": 2}),
         (
             "partition-axes",
-            AXES | {"constraints": [*AXES["constraints"], {"tensors": ["x", "z"], "allowed": [[0, 1]]}], "count": True},
+            kernels.AXES
+            | {"constraints": [*kernels.AXES["constraints"], {"tensors": ["x", "z"], "allowed": [[0, 1]]}], "count": True},
             {"status": "INFEASIBLE", "satisfiable": False, "solutions": 0, "axis_of_tensor": None, "bound": 0},
         ),
         *[
-            ("priority", PRIORITY | {"policy": policy, "micro_op": size}, {"objective": 3, "finish": 8})
+            ("priority", kernels.PRIORITY | {"policy": policy, "micro_op": size}, {"objective": 3, "finish": 8})
             for policy, size in (("priority", None), ("fair", None), ("fifo", 5))
         ],
         ("priority", {"alltoall": [], "allreduce": []}, {"status": "OPTIMAL", "objective": 0, "finish": 0, "events": []}),
         # Experts of one GPU share a row.
         *[
-            ("travel", TRAVEL | {"gpu_of_expert": [2] * 4, "source_gpu": [0, 0], "travel": travel}, {"objective": rows})
+            ("travel", kernels.TRAVEL | {"gpu_of_expert": [2] * 4, "source_gpu": [0, 0], "travel": travel}, {"objective": rows})
             for travel, rows in (("copies", 5), ("gpu", 2), ("node", 2))
         ],
     ],
@@ -152,12 +147,12 @@ def test_by_hand(solver, kernel, instance, wanted):
 
 
 def test_a_proof_only_if_it_is_asked_for(solver):
-    solver.checked("weight-gradients", SPLIT, SEARCH, objective=22, bound=24.0, status="FEASIBLE")
+    solver.checked("weight-gradients", kernels.SPLIT, SEARCH, objective=22, bound=24.0, status="FEASIBLE")
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_an_array_in_is_an_array_out(solver, kernel):
-    instance = INSTANCES[kernel]
+    instance = kernels.INSTANCES[kernel]
     alone, answers = solver.checked(kernel, instance), solver.answer(kernel, [instance])
     assert [set(answer) for answer in answers] == [set(alone)] and solver.answer(kernel, []) == []
 
@@ -170,14 +165,14 @@ def test_arrays_keep_their_order(solver):
 
 LIMITED = {
     "order": {"traffic": np.random.default_rng(3).integers(1, 10**6, (48, 48)).tolist(), "bandwidth": 1e6},
-    "colocate": dict(zip(FOUR, np.random.default_rng(3).random((4, 60)).tolist(), strict=True)),
+    "colocate": dict(zip(kernels.FOUR, np.random.default_rng(3).random((4, 60)).tolist(), strict=True)),
     "colocate-heterogeneous": {"cost": np.random.default_rng(3).random((9, 9, 9)).tolist()},
-    "replicate": REPLICATE,
+    "replicate": kernels.REPLICATE,
     "replicate-devices": {"popularity": (1 / np.arange(1, 33)).tolist(), "devices": 16, "max_experts_per_device": 3},
-    "weight-gradients": gradients_of(backward_pass(24, 8)),
-    "pipeline-degree": LAYER,
-    "partition": {"ops": CHAIN["ops"][:3] * 50},
-    "partition-axes": AXES | {"count": True},
+    "weight-gradients": kernels.gradients_of(backward_pass(24, 8)),
+    "pipeline-degree": kernels.LAYER,
+    "partition": {"ops": kernels.CHAIN["ops"][:3] * 50},
+    "partition-axes": kernels.AXES | {"count": True},
 }
 
 
@@ -195,7 +190,7 @@ HARD = {
         "source_gpu": (np.arange(4096) % 32).tolist(),
         "gpus": 32,
     },
-    "colocate": dict(zip(FOUR, np.random.default_rng(0).random((4, 512)).tolist(), strict=True)),
+    "colocate": dict(zip(kernels.FOUR, np.random.default_rng(0).random((4, 512)).tolist(), strict=True)),
     "replicate": {"loads": (np.random.default_rng(8).random((4, 30, 64)) ** 4).tolist(), "slots": 96, "gpus": 16},
     "replicate-devices": {"popularity": (1 / np.arange(1, 13)).tolist(), "devices": 6, "max_experts_per_device": 3},
 }
@@ -243,7 +238,7 @@ def test_the_options_of_the_schemas_are_those_of_the_kernels():
 def test_one_kernel_is_loaded_without_the_others():
     code = (
         "import json, sys; from engine.solve import Options, solve\n"
-        f"solve('assign', json.loads('{json.dumps(INSTANCES['assign'])}'), Options())\n"
+        f"solve('assign', json.loads('{json.dumps(kernels.INSTANCES['assign'])}'), Options())\n"
         "loaded = {'torch', 'numba', 'ortools', 'networkx', 'engine.placement.affinity', 'engine.overlap', 'engine.simulate'}\n"
         "sys.exit(' '.join(loaded & set(sys.modules)) or 0)"
     )
@@ -256,9 +251,9 @@ def test_through_a_real_process(warm_python):
         command = [sys.executable, "-m", "engine", "solve", "order", *more]
         return subprocess.run(command, cwd=ROOT, input=text, capture_output=True, text=True)
 
-    good = run(json.dumps(ORDER), "--options", '{"time_limit": 10, "seed": 0, "exact": true}')
+    good = run(json.dumps(kernels.ORDER), "--options", '{"time_limit": 10, "seed": 0, "exact": true}')
     assert (good.returncode, good.stderr) == (0, "")
-    held_against_the_rules("order", ORDER, json.loads(good.stdout))
+    held_against_the_rules("order", kernels.ORDER, json.loads(good.stdout))
     bad = run('{"traffic": ')
     assert (bad.returncode, bad.stdout, bad.stderr.count("\n")) == (2, "", 1)
     assert bad.stderr.startswith("error: ") and "Traceback" not in bad.stderr
@@ -282,17 +277,17 @@ def test_two_tier_answers_are_carried_out_byte_by_byte(solver, data):
     assert answer["bound"] == pytest.approx(bound, rel=1e-9)
 
 
-@pytest.mark.parametrize(("split", "loads"), [("free", [LOAD]), ("equal", [LOAD, LOAD[::-1]])])
+@pytest.mark.parametrize(("split", "loads"), [("free", [kernels.LOAD]), ("equal", [kernels.LOAD, kernels.LOAD[::-1]])])
 @pytest.mark.parametrize("algorithm", ["best", "eplb"])
 def test_balancedness_for_one_and_several_loads(solver, split, loads, algorithm):
-    instance = ({"load": LOAD} if len(loads) == 1 else {"loads": loads}) | {"slots": 16, "gpus": 8, "split": split}
+    instance = ({"load": kernels.LOAD} if len(loads) == 1 else {"loads": loads}) | {"slots": 16, "gpus": 8, "split": split}
     answer = solver.checked("replicate", instance | {"algorithm": algorithm}, SEARCH)
     balance = check_replication(np.array(answer["physical_to_logical"]), np.array(loads, float), 8, split=split)
     assert np.array(answer["balancedness"]) == pytest.approx(balance, rel=1e-6)
 
 
 def test_priority_by_hand(solver):
-    instance = PRIORITY | {"micro_op": 2.5, "overhead": 0.5}
+    instance = kernels.PRIORITY | {"micro_op": 2.5, "overhead": 0.5}
     answer = solver.checked("priority", instance, status="FEASIBLE", objective=1, bound=0, finish=9)
     keys = ("kind", "index", "piece", "start", "end")
     rows = [("allreduce", 0, 0, 0, 3), ("alltoall", 0, 0, 3, 6), ("allreduce", 0, 1, 6, 9)]
@@ -320,7 +315,7 @@ def test_events_of_priority_are_those_of_the_kernel(solver, policy):
     ],
 )
 def test_travel_by_hand(solver, travel, fabric, links, most):
-    answer = solver.checked("travel", TRAVEL | {"travel": travel}, status="OPTIMAL", objective=most, bound=most)
+    answer = solver.checked("travel", kernels.TRAVEL | {"travel": travel}, status="OPTIMAL", objective=most, bound=most)
     for name, wanted in (("fabric", fabric), ("links", links)):
         rows = answer[name]
         assert {(a, b): rows[a][b] for a in range(4) for b in range(4) if rows[a][b]} == wanted, name

@@ -30,7 +30,7 @@ from engine.serving.sizes import usual_sizes
 from engine.serving.step import ServingStep
 from engine.simulate import events, simulate
 from engine.simulate.serving import serve
-from engine.store import served, simulated
+from engine.store import served
 from engine.store.database import database
 from engine.store.problems import problem_arguments
 from engine.systems import SYSTEMS, run
@@ -82,7 +82,7 @@ def test_what_is_not_a_kept_digest_is_refused(digest, own_data_folder):
     with pytest.raises(InputError, match="recording"):
         store.load_workload(digest)
     for kind in (Cluster, MoEModel):
-        with pytest.raises(InputError, match=f"the {kind.__name__} of this plan"):
+        with pytest.raises(InputError, match="of this plan is not in the data folder"):
             store.load_document(kind, digest)
     store.save_document(MIXED)
     (own_data_folder / "outside.json").write_text(MIXED.to_json())  # a file where the name would lead
@@ -153,9 +153,9 @@ def test_a_simulated_timeline_comes_back_as_it_was_and_is_kept_where_it_took_lon
     problem = kept_problem()
     _, key = planned(problem)
     assert store.load_timeline(key) is None
-    monkeypatch.setattr(simulated, "LONG", 0)
+    monkeypatch.setattr(store, "LONG", 0)
     with monkeypatch.context() as patch:
-        patch.setattr(simulated, "LONGEST", 10)
+        patch.setattr(store, "LONGEST", 10)
         planned(problem)
         assert not (own_data_folder / "timelines").exists(), "it is too large"
     plan, key = planned(problem)
@@ -184,7 +184,7 @@ def test_a_timeline_with_bundles_is_kept_however_few_they_are(own_data_folder, m
 
 def test_a_timeline_that_cannot_be_kept_costs_no_plan(own_data_folder, monkeypatch):
     problem = kept_problem()
-    monkeypatch.setattr(simulated, "LONG", 0)
+    monkeypatch.setattr(store, "LONG", 0)
     for name in ("timelines", "figures"):
         (own_data_folder / name).write_text("a file where the folder should be")
     assert planned(problem)
@@ -234,7 +234,7 @@ def test_a_plan_in_a_serving_step_comes_back_as_it_was(own_data_folder, monkeypa
     step = serve(plan, problem, ServingStep(phase="decode", sequences=4, context=128), source, sizes)
     served.save_step(step, "few events")
     assert served.load_step("few events") is None
-    monkeypatch.setattr(simulated, "LONG", 0)
+    monkeypatch.setattr(store, "LONG", 0)
     served.save_step(step, "step")
     kept = served.load_step("step")
     assert kept.figures == step.figures and kept.timeline.total == step.timeline.total

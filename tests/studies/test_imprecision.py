@@ -8,17 +8,7 @@ import pytest
 from app.charts import cluster as charts
 from engine import store
 from engine.cluster import Efficiency
-from engine.compare.contention import (
-    CONTENTIONS,
-    AloneAndTogether,
-    Utilisation,
-    contention_curve,
-    exclusive_and_colocated,
-    most_saved,
-    ordered,
-    pays_from,
-    seconds_at,
-)
+from engine.compare import contention as contended
 from engine.compare.imprecision import ImprecisionPoint, check_levels, contenders_of, gains, imprecision, noisy
 from engine.compare.what_if import Change, changed
 from engine.costs import Datasheet
@@ -71,6 +61,9 @@ def test_two_models_are_compared_with_random_gpus_and_random_colocation() -> Non
     assert baseline == "rga+rec" and last == by_system["rga+rec"] / by_system["aurora"] and first > 1
 
 
+COPIED = {"redundant": 1, "algorithm": "eplb"}  # at once, without a proof
+
+
 def recordings(tokens: int) -> list[Workload]:
     """One recording as a log with padding, as loads, as loads of ranks, and as traffic; few tokens leave pairs without any."""
     rng = np.random.default_rng(4)
@@ -96,7 +89,7 @@ def test_next_to_no_noise_is_next_to_no_change_and_what_is_counted_stays_counted
     for workload in recordings(tokens):
         problem = make_problem(workload, cluster, make_model(3, 8, 2), Datasheet(), travel=travel, others=(workload,))
         for system in ("linear", "eplb"):
-            plan = run(SYSTEMS[system], problem, {"redundant": 1} if system == "eplb" else {}).result.solution
+            plan = run(SYSTEMS[system], problem, COPIED if system == "eplb" else {}).result.solution
             before = simulate(plan, problem).total
             for kind in ("layers", "experts"):
                 mixed = noisy(problem, 1e-9, 0, kind)
@@ -107,7 +100,7 @@ def test_next_to_no_noise_is_next_to_no_change_and_what_is_counted_stays_counted
         make_problem(each, cluster, make_model(2, 8, 2), Datasheet(), travel=travel)
         for each in (trace, replace(trace, experts=trace.experts[:, ::-1]))
     )
-    plan = run(SYSTEMS["eplb"], problem, {"redundant": 1}).result.solution
+    plan = run(SYSTEMS["eplb"], problem, COPIED).result.solution
     assert simulate(plan, noisy(problem, 1.0)).total == pytest.approx(simulate(plan, turned).total, rel=1e-7)
     rows, own, other = (works_of(plan, each)[0].dispatch for each in (noisy(problem, 0.25), problem, turned))
     assert np.allclose(rows, 0.75 * own + 0.25 * other, rtol=1e-6), "rows are those of all tokens, in their shares"
@@ -156,15 +149,15 @@ def test_where_it_pays_is_where_start_ups_weigh_as_much_as_contention():
     # Five phases of a start-up and 0.1 s against one start-up and 0.5 s, (1 + 4 c) times as long under contention c.
     latency = 0.01
     problem, plan = even(latency)
-    plans = ordered(plan, problem)
+    plans = contended.ordered(plan, problem)
     assert set(plans) == {"concurrent", "matched"}
-    points = list(contention_curve(problem, plans))
-    assert [point.contention for point in points] == list(CONTENTIONS)
+    points = list(contended.contention_curve(problem, plans))
+    assert [point.contention for point in points] == list(contended.CONTENTIONS)
     base = points[0].seconds["concurrent"] - 0.5 * 2 - 2 * latency
     for point in points:
         assert point.seconds["concurrent"] - base == pytest.approx(2 * (latency + 0.5 * (1 + 4 * point.contention)))
         assert point.seconds["matched"] - base == pytest.approx(2 * 5 * (latency + 0.1))
-    assert pays_from(points, problem, plans) == pytest.approx(4 * latency / 0.5 / 4, rel=0.01)
+    assert contended.pays_from(points, problem, plans) == pytest.approx(4 * latency / 0.5 / 4, rel=0.01)
 
 
 def test_best_chooses_all_at_once_before_that_and_an_order_behind_it():
@@ -178,10 +171,10 @@ def test_best_chooses_all_at_once_before_that_and_an_order_behind_it():
 
 def test_relays_are_tried_where_there_are_links_and_orders_are_legal():
     problem, plan = even(1e-3, link=1e7)
-    plans = ordered(plan, problem)
+    plans = contended.ordered(plan, problem)
     assert set(plans) == {"concurrent", "matched", "two-tier"}
     then = changed(problem, Change(contention=0.3))
-    point = seconds_at(0.3, problem, plans)
+    point = contended.seconds_at(0.3, problem, plans)
     for mode, trial in plans.items():
         assert check_plan(trial, then) == pytest.approx(point.seconds[mode])
     assert point.saved == point.seconds["concurrent"] - min(point.seconds[mode] for mode in ("matched", "two-tier"))
@@ -189,36 +182,36 @@ def test_relays_are_tried_where_there_are_links_and_orders_are_legal():
 
 def test_most_saved_is_a_bound_and_an_order_that_never_pays_says_so():
     problem, plan = even(1.0)  # start-ups so long that nothing can make up for them
-    plans = ordered(plan, problem)
-    points = list(contention_curve(problem, plans))
-    assert pays_from(points, problem, plans) is None
-    saved = most_saved(plan, problem, points[0].seconds["concurrent"])
+    plans = contended.ordered(plan, problem)
+    points = list(contended.contention_curve(problem, plans))
+    assert contended.pays_from(points, problem, plans) is None
+    saved = contended.most_saved(plan, problem, points[0].seconds["concurrent"])
     assert saved == pytest.approx(0, abs=1e-9)
     problem_that_pays, plan = even(0.01)
-    then = seconds_at(0.5, problem_that_pays, ordered(plan, problem_that_pays))
-    most = most_saved(plan, problem_that_pays, then.seconds["concurrent"]) * then.seconds["concurrent"]
+    then = contended.seconds_at(0.5, problem_that_pays, contended.ordered(plan, problem_that_pays))
+    most = contended.most_saved(plan, problem_that_pays, then.seconds["concurrent"]) * then.seconds["concurrent"]
     assert 0 < then.saved <= most == pytest.approx(2 * 0.5 * 4 * 0.5)
     problem, plan = even(0.0)  # orders that pay as things are pay from there
-    plans = ordered(plan, problem)
-    points = list(contention_curve(problem, plans, (0.0, 0.5)))
-    assert points[0].saved == pytest.approx(0, abs=1e-9) and pays_from(points, problem, plans) < 1e-2
+    plans = contended.ordered(plan, problem)
+    points = list(contended.contention_curve(problem, plans, (0.0, 0.5)))
+    assert points[0].saved == pytest.approx(0, abs=1e-9) and contended.pays_from(points, problem, plans) < 1e-2
 
 
 def test_two_models_and_plans_that_follow_tokens_have_orders_too():
     first = small(layers=2)
     pair = make_problem(first.workload, first.cluster, first.model, Datasheet(), (first.workload, first.model))
     both = run(SYSTEMS["linear"], pair, {}).result.solution
-    plans = ordered(both, pair)
+    plans = contended.ordered(both, pair)
     assert plans["matched"].send_order_b.mode == "matched" and set(plans) == {"concurrent", "matched"}
     assert simulate(plans["matched"], pair).total > 0
     coherent = run(SYSTEMS["exflow"], first, {"time_limit": 1.0}).result.solution
-    assert simulate(ordered(coherent, first)["matched"], first).total > 0
+    assert simulate(contended.ordered(coherent, first)["matched"], first).total > 0
 
 
 def test_orders_are_of_the_rows_that_travel():
     problem, plan = even(1e-3, link=1e7)
     travelling = plan.model_copy(update={"travel": Travel(unit="node")})
-    plans = ordered(travelling, problem)
+    plans = contended.ordered(travelling, problem)
     assert all(trial.travel == travelling.travel for trial in plans.values())
     moved = sum(sum(schedule.bytes) for schedule in plans["matched"].send_order.dispatch)
     (work,) = works_of(travelling, problem)
@@ -228,9 +221,9 @@ def test_orders_are_of_the_rows_that_travel():
 def test_a_training_step_and_a_stop_are_answered():
     problem, plan = even(0.0)
     with pytest.raises(InputError, match="orders of sends are of inference"):
-        ordered(plan, step_problem())
+        contended.ordered(plan, step_problem())
     with pytest.raises(StoppedError):
-        ordered(plan, problem, lambda: True)
+        contended.ordered(plan, problem, lambda: True)
 
 
 @pytest.fixture(scope="module")
@@ -246,7 +239,7 @@ def colocated(pair) -> Plan:
 @pytest.mark.parametrize("system", ["aurora", "packing", "linear"])
 def test_busy_times_are_those_of_the_work_and_add_up_when_colocated(system, pair, colocated):
     problem, plan = pair, colocated if system == "aurora" else run(SYSTEMS[system], pair).result.solution
-    first, second, both = exclusive_and_colocated(plan, problem).parts
+    first, second, both = contended.exclusive_and_colocated(plan, problem).parts
     moved = problem.as_planned(plan)
     for alone, placement, side in ((first, plan.placement, moved), (second, plan.placement_b, moved.second)):
         work = work_of(placement, side)
@@ -258,7 +251,7 @@ def test_busy_times_are_those_of_the_work_and_add_up_when_colocated(system, pair
 
 
 def test_colocating_uses_the_gpus_more_than_either_model_alone(pair, colocated):
-    first, second, both = exclusive_and_colocated(colocated, pair).parts
+    first, second, both = contended.exclusive_and_colocated(colocated, pair).parts
     assert both.mean > max(first.mean, second.mean)
     figure = charts.exclusive_and_colocated((first, second, both))
     bars, dots = figure.data
@@ -268,9 +261,9 @@ def test_colocating_uses_the_gpus_more_than_either_model_alone(pair, colocated):
 
 
 def test_it_is_kept_as_it_is():
-    parts = tuple(Utilisation(name, np.array([0.25, 1 / 3]), 1e-3) for name in ("first", "second", "both"))
-    store.save_figures(AloneAndTogether(parts), "0" * 64)
-    kept = store.load_figures(AloneAndTogether, "0" * 64).parts
+    parts = tuple(contended.Utilisation(name, np.array([0.25, 1 / 3]), 1e-3) for name in ("first", "second", "both"))
+    store.save_figures(contended.AloneAndTogether(parts), "0" * 64)
+    kept = store.load_figures(contended.AloneAndTogether, "0" * 64).parts
     assert [(part.served, part.gpu.tolist(), part.seconds) for part in kept] == [
         (part.served, part.gpu.tolist(), part.seconds) for part in parts
     ]
@@ -283,8 +276,8 @@ def test_one_model_cannot_be_colocated():
         problem, travel=Travel(dispatch="fp32"), second=replace(problem.second, travel=Travel(dispatch="fp32"))
     )
     plan = run(SYSTEMS["linear"], travelling).result.solution
-    first = exclusive_and_colocated(plan, travelling).parts[0]
+    first = contended.exclusive_and_colocated(plan, travelling).parts[0]
     own = plan.with_parts(placement_b=None, send_order_b=None)
     assert first.seconds == simulate(own, replace(travelling, second=None)).total, "tokens travel alone as they do together"
     with pytest.raises(InputError, match="open the second"):
-        exclusive_and_colocated(run(SYSTEMS["linear"], problem).result.solution, alone)
+        contended.exclusive_and_colocated(run(SYSTEMS["linear"], problem).result.solution, alone)

@@ -1,4 +1,5 @@
-"""Spare slots: numbers that engines accept, their gain held out, the advised number, and plans made even."""
+"""Gains of plans over others on any recording, and how sure they are. Spare slots: numbers that engines accept, their
+gain held out, the advised number, and plans made even."""
 
 from dataclasses import replace
 
@@ -9,35 +10,129 @@ from hypothesis import strategies as st
 
 from engine import parallel
 from engine.catalogue import cluster_presets
+from engine.compare import redundancy
 from engine.compare import redundancy as study
-from engine.compare.judge import RESAMPLES, Judge, deviation, gain_of
-from engine.compare.redundancy import (
-    RedundancyPoint,
-    Replication,
-    counts_of,
-    knee,
-    most_slots,
-    planned_and_judged,
-    project_evenly,
-    redundancy,
-)
+from engine.compare.held_out import by_time
+from engine.compare.judge import BLOCK, RESAMPLES, Judge, Serving, deviation, gain_of, resampled
 from engine.costs import Datasheet
 from engine.errors import InputError
+from engine.plan import Travel
 from engine.problem import MEMORY_SHARE, make_problem
+from engine.serving.roofline import RooflineOperators
+from engine.serving.sizes import usual_sizes
+from engine.serving.step import ServingStep
 from engine.simulate import simulate
-from engine.workload import ExpertLoad
+from engine.simulate.serving import serve_as_measured
+from engine.systems import SYSTEMS, usual_plan
+from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix
 from tests.cases.examples import examples
-from tests.cases.samples import sample, sample_problem, with_memory
+from tests.cases.samples import EIGHT, sample, sample_problem, with_memory
 from tests.strategies import cluster_of, make_gpu, make_model, seeds
 from tests.verdict.hand import laid_out, loads, log, problem_of
+
+UNEVEN = loads("uneven", [6000.0, 1000.0, 1000.0, 2000.0])
+NOW, NEW = laid_out("now", [[0, 3], [1, 2]]), laid_out("new", [[0, 1], [2, 3]])
+
+
+def test_a_gain_and_its_error_by_hand():
+    """8000 s against 7000. Of independent Poisson counts (x0 + x3) / (x0 + x1) has by the delta method the variance
+    6000 (1000 / 7000²)² + 2000 / 7000² + 1000 (8000 / 7000²)²."""
+    gain = gain_of(Judge(problem_of(UNEVEN)), NOW, NEW, UNEVEN)
+    assert (gain.seconds_now, gain.seconds, gain.gain) == (8000, 7000, pytest.approx(1 / 7))
+    expected = np.sqrt(6000 * (1000 / 7000**2) ** 2 + 2000 / 7000**2 + 1000 * (8000 / 7000**2) ** 2)
+    assert gain.error == pytest.approx(expected, rel=0.4)  # of 24 draws
+
+
+def test_the_same_plan_gains_nothing_for_certain_and_another_the_same_again():
+    judge = Judge(problem_of(UNEVEN))
+    gain = gain_of(judge, NOW, NOW.model_copy(update={"name": "again"}), UNEVEN)
+    assert (gain.gain, gain.error) == (0, 0)
+    first, again, other = (gain_of(judge, NOW, NEW, UNEVEN, seed=seed) for seed in (0, 0, 1))
+    assert first == again and first.error != other.error
+
+
+def test_a_pass_is_what_is_simulated_and_a_step_what_is_served():
+    problem = sample_problem("alpha-code")
+    plan, _ = usual_plan(SYSTEMS["linear"], problem)
+    other = sample("alpha-man", 2000)
+    assert Judge(problem).seconds(plan, other) == simulate(plan, problem.with_workload(other)).total
+    sizes = usual_sizes(problem.model)
+    source = RooflineOperators(problem.model, sizes, EIGHT.gpus[0])
+    step = ServingStep(phase="decode", sequences=8, context=100, output=10)
+    served = serve_as_measured(plan, problem.with_workload(other), step, source, sizes).figures
+    judge = Judge(problem, Serving(step, source, sizes))
+    assert judge.seconds(plan, other) == served.seconds
+    assert judge.memory_shares(plan).max() == pytest.approx(served.memory.total / EIGHT.gpus[0].memory)
+    assert "decode step of 8 sequences" in judge.unit and "pass" in Judge(problem).unit
+    assert sum(judge.layer_seconds(plan, other)) < served.seconds
+    many = loads("many", *[[1000.0] * 150] * 60)
+    assert Judge(problem_of(many, 150)).unit.endswith(", every all-to-all at its busiest port")
+    assert not Judge(problem_of(UNEVEN)).unit.endswith("port")
+
+
+# Recordings as likely as the real ones
+
+
+def test_whole_sequences_are_drawn():
+    trace = sample("alpha-code")
+    drawn = resampled(trace, np.random.default_rng(0))
+    assert drawn.tokens == trace.tokens  # all sequences are equally long
+    for number, tokens in zip(*np.unique(drawn.sequence, return_counts=True), strict=True):
+        whole = trace.experts[trace.sequence == number]
+        np.testing.assert_array_equal(drawn.experts[drawn.sequence == number], np.repeat(whole, tokens // 128, axis=0))
+
+
+def test_of_few_sequences_blocks_are_drawn():
+    trace = RoutingTrace("one", np.arange(10 * BLOCK).reshape(-1, 1, 1) % 4, 4, np.zeros(10 * BLOCK, dtype=np.int32))
+    assert resampled(trace, np.random.default_rng(0)).tokens == 10 * BLOCK
+    ranks = RoutingTrace("ranks", trace.experts, 4, None, np.arange(10 * BLOCK) // BLOCK)
+    drawn = resampled(ranks, np.random.default_rng(0))
+    assert set(np.bincount(drawn.source_rank)) - {0} >= {BLOCK} and (np.bincount(drawn.source_rank) % BLOCK == 0).all()
+
+
+def test_counts_scatter_by_their_root():
+    load = ExpertLoad("even", np.full((1, 20_000), 400.0), (1,))
+    drawn = resampled(load, np.random.default_rng(0)).load
+    assert drawn.mean() == pytest.approx(400, rel=0.01) and drawn.std() == pytest.approx(20, rel=0.05)
+    empty = RoutingTrace("empty", np.zeros((0, 1, 1), dtype=np.int16), 4)
+    assert resampled(empty, np.random.default_rng(0)).tokens == 0
+    traffic = resampled(TrafficMatrix("even", np.full((1, 100, 100), 4000.0), 10.0), np.random.default_rng(0))
+    assert traffic.bytes.mean() == pytest.approx(4000, rel=0.01) and traffic.bytes.std() == pytest.approx(200, rel=0.05)
+    assert (traffic.bytes % 10 == 0).all()
+
+
+# Cut in time
+
+
+def test_halves_in_time_keep_whole_sequences_and_what_has_no_order_in_time_is_not_cut():
+    earlier, later = by_time(sample("alpha-code"))
+    assert earlier.sequence.max() < later.sequence.min()
+    assert earlier.tokens + later.tokens == sample("alpha-code").tokens
+    assert (earlier.name, later.name) == ("alpha-code, earlier half", "alpha-code, later half")
+    assert by_time(UNEVEN) is None
+    assert by_time(log("lone", [1])) is None
+    assert by_time(log("padded", [1], [-1])) is None
+
+
+def test_loads_that_were_kept_by_steps_are_cut_in_time():
+    steps = np.arange(3 * 2 * 4, dtype=np.float64).reshape(3, 2, 4)
+    load = ExpertLoad("loads", steps.sum(axis=0), (0, 1), by_step=steps)
+    earlier, later = by_time(load)
+    np.testing.assert_array_equal(earlier.load, steps[0] + steps[1])
+    np.testing.assert_array_equal(later.load, steps[2])
+    np.testing.assert_array_equal(earlier.load + later.load, load.load)
+    assert (earlier.name, later.name) == ("loads, earlier half", "loads, later half")
+    assert by_time(ExpertLoad("loads", load.load, (0, 1))) is None
+    assert by_time(replace(load, by_step=load.load[None])) is None
+
 
 A = loads("a", [7000.0, 1000.0, 2000.0, 2000.0])
 B = loads("b", [4000.0, 2000.0, 3000.0, 3000.0])
 
 
-def curve(problem, *recordings, **options) -> list[RedundancyPoint]:
-    planned, judged, _ = planned_and_judged(recordings)
-    return list(redundancy(Judge(problem), planned, judged, Replication(**options)))
+def curve(problem, *recordings, **options) -> list[redundancy.RedundancyPoint]:
+    planned, judged, _ = redundancy.planned_and_judged(recordings)
+    return list(redundancy.redundancy(Judge(problem), planned, judged, redundancy.Replication(**options)))
 
 
 def test_a_curve_and_its_errors_by_hand():
@@ -55,6 +150,15 @@ def test_a_curve_and_its_errors_by_hand():
     assert (few.error, few.interval) == (0, (0, 0))
     assert more.error == pytest.approx(gain_of(Judge(problem_of(A)), *plans, B).error) and more.error > 0
     assert more.interval == pytest.approx((more.gain - 1.96 * more.error, more.gain + 1.96 * more.error), abs=1e-5)
+
+
+def test_replicas_are_planned_and_judged_by_the_rule_of_copies():
+    """A rank uses its own copy, and the first has three quarters of a. Experts 0 and 1 on both GPUs would leave it 8000 tokens
+    with 2; 1 and 2 on both leave the other 7000 of 0, 250 and 500, and no copies less."""
+    uneven = replace(A, by_source=np.stack([0.75 * A.load, 0.25 * A.load]))
+    problem = replace(problem_of(uneven), travel=Travel(replicas="nearest-static"))
+    _, more, _ = curve(problem, uneven, uneven)
+    assert (more.planned_balancedness, more.balancedness) == pytest.approx((6000 / 7750, 6000 / 7750))
 
 
 def test_more_tokens_have_a_smaller_error_and_several_recordings_share_it_and_the_worst_is_named():
@@ -82,18 +186,18 @@ def test_the_smallest_gpu_limits_all():
     room = [model.bytes_per_expert * 2 * slots / MEMORY_SHARE * 1.001 for slots in (9, 3, 9)]
     cluster = cluster_of(*(make_gpu(kind, memory=memory) for kind, memory in enumerate(room)))
     judge = Judge(make_problem(workload, cluster, model, Datasheet()))
-    assert most_slots(judge)[0] == 3 and most_slots(judge)[1].startswith("GPU 1 · type-1 has ")
-    assert counts_of(judge) == [2, 3]
-    points = list(redundancy(judge, workload, [workload]))
+    assert redundancy.most_slots(judge)[0] == 3 and redundancy.most_slots(judge)[1].startswith("GPU 1 · type-1 has ")
+    assert redundancy.counts_of(judge) == [2, 3]
+    points = list(redundancy.redundancy(judge, workload, [workload]))
     assert [at.slots for at in points] == [6, 9]
 
 
 def test_experts_that_do_not_fit_are_refused_and_no_more_slots_than_experts_are_needed():
     problem = problem_of(A)
-    assert most_slots(Judge(problem)) == (4, "a GPU needs no more than one slot for each of 4 experts")
+    assert redundancy.most_slots(Judge(problem)) == (4, "a GPU needs no more than one slot for each of 4 experts")
     small = cluster_of(*[make_gpu(memory=make_model(1, 4).bytes_per_expert * 1.5)] * 2)
     with pytest.raises(InputError, match="2 slots per layer are needed for 4 experts, but GPU 0"):
-        list(redundancy(Judge(replace(problem, cluster=small)), A, [B]))
+        list(redundancy.redundancy(Judge(replace(problem, cluster=small)), A, [B]))
 
 
 def test_on_faster_gpus_more_is_done():
@@ -121,29 +225,29 @@ def test_groups_stay_on_nodes():
 
 
 def test_asked_to_stop_it_ends_and_a_point_that_was_stopped_midway_ends_the_curve(monkeypatch):
-    assert list(redundancy(Judge(problem_of(A)), A, [B], stop=lambda: True)) == []
-    common = (Judge(problem_of(A)), A, ((B, B.load[None]),), Replication(), [2, 3, 4])
+    assert list(redundancy.redundancy(Judge(problem_of(A)), A, [B], stop=lambda: True)) == []
+    common = (Judge(problem_of(A)), A, ((B, B.load[None]),), redundancy.Replication(), [2, 3, 4])
     whole = list(parallel.in_order(study._count, common, 3))
     monkeypatch.setattr(parallel, "in_order", lambda *_: iter([whole[0], (1, None), whole[2]]))
-    assert [at.slots_of_gpu for at in redundancy(Judge(problem_of(A)), A, [B])] == [2]
+    assert [at.slots_of_gpu for at in redundancy.redundancy(Judge(problem_of(A)), A, [B])] == [2]
 
 
 def test_what_is_planned_on_and_what_is_judged():
-    assert planned_and_judged([A, B]) == (A, (B,), True)
-    assert planned_and_judged([A]) == (A, (A,), False)
-    planned, (judged,), held_out = planned_and_judged([log("log", [0], [1], [2], [3])])
+    assert redundancy.planned_and_judged([A, B]) == (A, (B,), True)
+    assert redundancy.planned_and_judged([A]) == (A, (A,), False)
+    planned, (judged,), held_out = redundancy.planned_and_judged([log("log", [0], [1], [2], [3])])
     assert (planned.name, judged.name, held_out) == ("log, earlier half", "log, later half", True)
     with pytest.raises(InputError, match="at least one recording"):
-        planned_and_judged([])
+        redundancy.planned_and_judged([])
 
 
-def points(*gains: float, noise: np.ndarray | float = 0.0) -> list[RedundancyPoint]:
+def points(*gains: float, noise: np.ndarray | float = 0.0) -> list[redundancy.RedundancyPoint]:
     """From four slots on, two GPUs with one more each at a time. noise: float64[point, draw], or alike everywhere; the first
     point is the one that gains are over, and has none."""
     noise = np.broadcast_to(noise, (len(gains), RESAMPLES))
     alike = dict.fromkeys(("balancedness", "least_balancedness", "planned_balancedness", "seconds"), 1.0)
     return [
-        RedundancyPoint(
+        redundancy.RedundancyPoint(
             slots=4 + 2 * turn,
             spare=2 * turn,
             slots_of_gpu=2 + turn,
@@ -172,7 +276,7 @@ ALTERNATING = np.resize([0.05, -0.05], RESAMPLES)
     ],
 )
 def test_the_knee_where_nothing_is_noise(gains, slots, rule):
-    advised = knee(points(*gains))
+    advised = redundancy.knee(points(*gains))
     assert (advised.slots, advised.rule) == (slots, rule)
 
 
@@ -206,7 +310,7 @@ def test_the_knee_where_nothing_is_noise(gains, slots, rule):
     ],
 )
 def test_the_knee_where_there_is_noise(gains, signs, slots, rule, reason):
-    advised = knee(points(*gains, noise=np.outer(signs, ALTERNATING)))
+    advised = redundancy.knee(points(*gains, noise=np.outer(signs, ALTERNATING)))
     assert (advised.slots, advised.rule) == (slots, rule) and advised.reason.startswith(reason)
 
 
@@ -214,8 +318,8 @@ def test_the_knee_where_there_is_noise(gains, signs, slots, rule, reason):
 @given(st.lists(st.floats(-0.3, 0.5), min_size=1, max_size=6), seeds, st.floats(0, 0.2), st.floats(1, 5))
 def test_more_noise_never_advises_more_slots(gains, seed, size, more):
     noise = size * np.random.default_rng(seed).standard_normal((len(gains) + 1, RESAMPLES))
-    fewer, advised = (knee(points(0.0, *gains, noise=scale * noise)).slots for scale in (more, 1.0))
-    assert fewer <= advised <= knee(points(0.0, *gains)).slots
+    fewer, advised = (redundancy.knee(points(0.0, *gains, noise=scale * noise)).slots for scale in (more, 1.0))
+    assert fewer <= advised <= redundancy.knee(points(0.0, *gains)).slots
 
 
 TWO_LAYERS = loads("loads", [40.0, 10.0, 30.0, 20.0], [10.0, 10.0, 10.0, 70.0])
@@ -224,7 +328,7 @@ TWO_LAYERS = loads("loads", [40.0, 10.0, 30.0, 20.0], [10.0, 10.0, 10.0, 70.0])
 def test_the_fullest_layer_says_how_many_slots_and_the_price_is_simulated():
     problem = problem_of(TWO_LAYERS)
     plan = laid_out("p", [[2, 0, 1], [3]], [[0, 1], [3, 2, 0]])
-    projection = project_evenly(plan, problem)
+    projection = redundancy.project_evenly(plan, problem)
     rows = projection.plan.placement.experts_of_gpu
     assert [len(slots) for row in rows for slots in row] == [3] * 4
     assert (rows[0][0], rows[1][1]) == ((2, 0, 1), (3, 2, 0)), "experts that stay keep their slots"
@@ -233,7 +337,7 @@ def test_the_fullest_layer_says_how_many_slots_and_the_price_is_simulated():
     assert projection.plan.parent == plan.id and projection.plan.name == "p, even"
     assert projection.before.total == simulate(plan, problem).total
     assert projection.after.total == simulate(projection.plan, problem).total
-    projection = project_evenly(laid_out("p", [[2, 0], [1, 3]], [[0, 1], [3, 2]]), problem)
+    projection = redundancy.project_evenly(laid_out("p", [[2, 0], [1, 3]], [[0, 1], [3, 2]]), problem)
     assert (projection.slots, projection.added, projection.dropped) == (2, 0, 0), "an even plan stays as it is"
     assert projection.plan.placement.experts_of_gpu == (((2, 0), (1, 3)), ((0, 1), (3, 2)))
     assert projection.before == projection.after
@@ -241,7 +345,9 @@ def test_the_fullest_layer_says_how_many_slots_and_the_price_is_simulated():
 
 def test_the_smallest_memory_limits_the_slots():
     problem = problem_of(TWO_LAYERS)
-    projection = project_evenly(laid_out("p", [[2, 0, 1], [3, 0]], [[0, 1, 2], [3, 2]]), with_memory(problem, [3, 2]))
+    projection = redundancy.project_evenly(
+        laid_out("p", [[2, 0, 1], [3, 0]], [[0, 1, 2], [3, 2]]), with_memory(problem, [3, 2])
+    )
     assert (projection.slots, projection.added, projection.dropped) == (2, 0, 2)
     with pytest.raises(InputError, match=r"needs 2 experts per layer on every GPU, but .* has memory for 1;"):
-        project_evenly(laid_out("p", [[2, 0, 1], [3]], [[0, 1, 2], [3]]), with_memory(problem, [3, 1]))
+        redundancy.project_evenly(laid_out("p", [[2, 0, 1], [3]], [[0, 1, 2], [3]]), with_memory(problem, [3, 1]))

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 from engine.compare.trust.collectives import nccl, nvlink_exchanges
 from engine.compare.trust.deepep import deepep
-from engine.compare.trust.prediction import Prediction, Summary, summaries
+from engine.compare.trust.prediction import Prediction, summaries
 from engine.compare.trust.serving import serving, skewed_experts
 
 SECTIONS: dict[str, Callable[[], Iterator[Prediction]]] = {
@@ -21,6 +21,3 @@ def predictions() -> Iterator[Prediction]:
     """The predictions of all sections. Raises InputError when the tables of measurements are absent."""
     for section in SECTIONS.values():
         yield from section()
-
-
-__all__ = ["SECTIONS", "Prediction", "Summary", "predictions", "summaries"]

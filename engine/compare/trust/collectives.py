@@ -56,7 +56,9 @@ def nvlink_exchanges() -> Iterator[Prediction]:
     tokens, for every number of GPUs that meet."""
     row_bytes = dict(zip(("dispatch", "combine"), TRAVEL.row_bytes(benchmark_model()), strict=True))
     for (kind, ranks), table in nvlink_table(NVLINK_MACHINE).groupby(["kind", "ranks"]):
-        size = table.tokens.to_numpy() * _rows_a_token(ranks) * row_bytes[kind]
+        hosts = benchmark_experts(1, "copies") // (EXPERTS // ranks)
+        rows = rows_of_tokens(hosts, np.zeros(len(hosts)), Stops(np.zeros(ranks, dtype=np.int64)), "gpu")
+        size = table.tokens.to_numpy() * float(rows[0, 1:].sum() / len(hosts)) * row_bytes[kind]
         seconds = table.seconds.to_numpy()
         predicted = fit_line(size[::2], seconds[::2]).seconds(size)
         for place, tokens in enumerate(table.tokens):
@@ -69,13 +71,6 @@ def nvlink_exchanges() -> Iterator[Prediction]:
                 float(predicted[place]),
                 place % 2 == 0,
             )
-
-
-def _rows_a_token(ranks: int) -> float:
-    """Rows that a token sends to other GPUs, in the mean."""
-    hosts = benchmark_experts(1, "copies") // (EXPERTS // ranks)
-    rows = rows_of_tokens(hosts, np.zeros(len(hosts)), Stops(np.zeros(ranks, dtype=np.int64)), "gpu")
-    return float(rows[0, 1:].sum() / len(hosts))
 
 
 DRAWS = 20

@@ -14,7 +14,7 @@ from engine.formats.packaged import packaged_config
 from engine.plan import Plan, SendOrder, Travel
 from engine.problem import make_problem
 from engine.result import Provenance
-from engine.serving.choice import choose_operators
+from engine.serving.aiconfigurator import choose_operators
 from engine.serving.step import ServingStep
 from engine.simulate.serving import serve, with_fused_experts
 from engine.systems.pieces import linear_placement

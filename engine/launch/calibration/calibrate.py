@@ -1,5 +1,4 @@
-"""Measure the attached devices, or a testbed: start the ranks that do it, and make a source of costs of their
-measurements."""
+"""Measure the attached devices, or a testbed: start the ranks that do it, and make a source of costs of their measurements."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -97,9 +96,14 @@ def read_measured(times: Mapping[str, Any], sweep: Sweep, on: str, type: str | N
     moment = datetime.now(UTC)
     versions = {"PyTorch": times["torch"], "CUDA": times["cuda"], "driver": driver_version() if times["cuda"] else None}
     versions = {name: version for name, version in versions.items() if version}
+    devices = times["devices"]
+    ranks = f"{sweep.ranks} rank{'s' if sweep.ranks > 1 else ''} at work on {counted(devices)}"
+    where = "" if on == "local" else f" on {on}"
+    backend = sweep.backend.upper() if sweep.backend == "nccl" else "Gloo"
+    software = ", ".join(f"{name} {version}" for name, version in versions.items())
     measured = MeasuredTimes(
         name=f"{counted(names[name] for name in times['devices'])} {moment:%Y-%m-%d %H:%M}"[:80],
-        origin=_origin(times["devices"], sweep, on, moment, versions),
+        origin=f"calibrated {moment:%Y-%m-%d}: {ranks}{where}, {backend}, {software}"[:300],
         gemm=gemm,
         memory=memory,
         collectives=[
@@ -131,12 +135,3 @@ def _median_spread(rows: Sequence[Sequence[float]]) -> float:
     """Median spread of rows [size, ..., seconds, spread]."""
     ordered = sorted(row[-1] for row in rows)
     return ordered[len(ordered) // 2]
-
-
-def _origin(devices: Sequence[str], sweep: Sweep, on: str, moment: datetime, versions: Mapping[str, str]) -> str:
-    """The origin of the times, in words."""
-    ranks = f"{sweep.ranks} rank{'s' if sweep.ranks > 1 else ''} at work on {counted(devices)}"
-    where = "" if on == "local" else f" on {on}"
-    backend = sweep.backend.upper() if sweep.backend == "nccl" else "Gloo"
-    software = ", ".join(f"{name} {version}" for name, version in versions.items())
-    return f"calibrated {moment:%Y-%m-%d}: {ranks}{where}, {backend}, {software}"[:300]

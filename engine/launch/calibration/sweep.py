@@ -41,8 +41,7 @@ BATCH_SECONDS = 1e-3
 WARM_UPS = 2
 
 SMALLEST, FACTOR, LARGEST = 2**10, 4, 2**28
-"""Bytes of the smallest and the largest buffer of collectives and of passes over memory, and the factor between two
-sizes."""
+"""Bytes of the smallest and the largest buffer of collectives and of passes over memory, and the factor between two sizes."""
 LEAST_SIZES = 3
 """Sizes that are measured even if the time is up: a line through fewer says nothing of its error."""
 
@@ -143,8 +142,7 @@ def grid_for(speed: Speed, seconds: float, repeats: int, room: float) -> Grid:
 
 
 def held_out_shapes(grid: Grid, count: int, seed: int) -> list[tuple[int, int, int]]:
-    """(m, n, k) inside the grid but not of it, drawn evenly in the logarithms; n and k are multiples of 8, as models'
-    are."""
+    """(m, n, k) inside the grid but not of it, drawn evenly in the logarithms; n and k are multiples of 8, as models' are."""
     rng = np.random.default_rng(seed)
     taken = set(product(grid.m, grid.n, grid.k))
     shapes: list[tuple[int, int, int]] = []

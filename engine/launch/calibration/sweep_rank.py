@@ -19,22 +19,7 @@ import torch
 import torch.distributed as dist
 
 from engine.files import write_atomically
-from engine.launch.calibration.sweep import (
-    BATCH_SECONDS,
-    COLLECTIVES,
-    LEAST_SIZES,
-    MEASURED,
-    PROBE_SECONDS,
-    PROBES,
-    REQUEST,
-    WARM_UPS,
-    Grid,
-    Speed,
-    Sweep,
-    buffer_sizes,
-    grid_for,
-    held_out_shapes,
-)
+from engine.launch.calibration import sweep as sweeps
 from engine.launch.rank.context import report_progress
 from engine.launch.rank.instructions import writing
 from engine.launch.rank.joining import joined, leave_with_parent, reporting_failure
@@ -56,7 +41,7 @@ def main(folder: Path) -> None:
     """Join the other ranks, measure, write `measured.json` (rank 0)."""
     leave_with_parent()
     with reporting_failure():
-        sweep = Sweep.from_json((folder / REQUEST).read_text(), REQUEST)
+        sweep = sweeps.Sweep.from_json((folder / sweeps.REQUEST).read_text(), sweeps.REQUEST)
         settle(sweep.backend)
         rank, device = int(os.environ["RANK"]), torch.device("cpu")
         if sweep.backend == "nccl":
@@ -66,13 +51,13 @@ def main(folder: Path) -> None:
             times = SweepRank(sweep, rank, device).measure()
         if rank == 0:
             with writing(folder):
-                write_atomically(folder / MEASURED, json.dumps(times))
+                write_atomically(folder / sweeps.MEASURED, json.dumps(times))
 
 
 class SweepRank:
     """One rank's part. Every method is called on all ranks in the same order."""
 
-    def __init__(self, sweep: Sweep, rank: int, device: torch.device) -> None:
+    def __init__(self, sweep: sweeps.Sweep, rank: int, device: torch.device) -> None:
         self.sweep, self.rank, self.device = sweep, rank, device
         self.on_gpu = device.type == "cuda"
         self.deadline, self.done = math.inf, 0.0
@@ -95,7 +80,7 @@ class SweepRank:
             by_device[device] = {part: _merged([its[part] for its in same]) for part in same[0]}
         times: dict = {"computed": by_device, "devices": names}
         if self.sweep.ranks > 1:
-            for operation in COLLECTIVES:
+            for operation in sweeps.COLLECTIVES:
                 times[operation] = self._collective(operation)
         return times | {"torch": torch.__version__, "cuda": torch.version.cuda}
 
@@ -104,7 +89,7 @@ class SweepRank:
         torch_dtype, share = TORCH_DTYPE[dtype], 1 / len(self.sweep.dtypes)
         speed = self._probe(torch_dtype)
         allowed = self.sweep.allowance("gemm") * share
-        grid = grid_for(speed, allowed, self.sweep.repeats, (self.room - self._cache) / torch_dtype.itemsize)
+        grid = sweeps.grid_for(speed, allowed, self.sweep.repeats, (self.room - self._cache) / torch_dtype.itemsize)
         gemms = _Gemms(grid, torch_dtype, self.device, self._cache, self.sweep.seed)
         self.deadline = time.monotonic() + allowed
         points, shapes = [], grid.shapes
@@ -116,26 +101,26 @@ class SweepRank:
         allowed = self.sweep.allowance("held_out") * share
         self._report(0.0, f"GEMMs of {dtype} of held-out shapes")
         self.deadline = time.monotonic() + allowed
-        wanted = held_out_shapes(grid, self.sweep.held_out, self.sweep.seed)
+        wanted = sweeps.held_out_shapes(grid, self.sweep.held_out, self.sweep.seed)
         times = self.seconds_of([gemms.work(*shape) for shape in wanted], own=self.on_gpu)
         held_out = [[*shape, *seconds] for shape, seconds in zip(wanted, times, strict=True)]
         self.done += allowed
         return {f"gemm {dtype}": points, f"held out {dtype}": held_out}
 
-    def _probe(self, dtype: torch.dtype) -> Speed:
+    def _probe(self, dtype: torch.dtype) -> sweeps.Speed:
         """The slowest rank's speed, so that all ranks come to the same grid."""
         begin = time.monotonic()
         self.seconds_of([lambda: None])
         bookkeeping = time.monotonic() - begin
         start_up, each = math.inf, math.inf
-        for side in PROBES:
-            cube = Grid((side,), (side,), (side,))
+        for side in sweeps.PROBES:
+            cube = sweeps.Grid((side,), (side,), (side,))
             gemms = _Gemms(cube, dtype, self.device, 0, self.sweep.seed)
             ((seconds, _),) = self.seconds_of([gemms.work(side, side, side)])
             start_up, each = min(start_up, seconds), min(each, seconds / side**3)
-            if seconds > PROBE_SECONDS:
+            if seconds > sweeps.PROBE_SECONDS:
                 break
-        return Speed(start_up, each, self._slowest([bookkeeping])[0])
+        return sweeps.Speed(start_up, each, self._slowest([bookkeeping])[0])
 
     def _memory(self, dtype: torch.dtype) -> list[list[float]]:
         """[[bytes, seconds, spread], ...] of the sum that ends an MoE layer."""
@@ -148,7 +133,7 @@ class SweepRank:
             outputs, weight = x[token], torch.ones(len(token), dtype=dtype, device=self.device)
             return tokens * row, lambda: aggregate(x, outputs, weight, token)
 
-        sizes = [size for size in buffer_sizes() if size >= row]
+        sizes = [size for size in sweeps.buffer_sizes() if size >= row]
         # The outputs are weighed before the sum, in memory of their own.
         return self._over_sizes("memory", "passes over memory", sizes, prepared, 2.5, self.on_gpu)
 
@@ -167,7 +152,7 @@ class SweepRank:
             return float(size), works[operation]
 
         # Each size in equal parts for all ranks, of whole numbers.
-        sizes = sorted({max(1, size // 4 // ranks) * 4 * ranks for size in buffer_sizes()})
+        sizes = sorted({max(1, size // 4 // ranks) * 4 * ranks for size in sweeps.buffer_sizes()})
         return self._over_sizes(operation, operation.replace("_", "-"), sizes, prepared, 2.0, False)
 
     def _over_sizes(
@@ -184,8 +169,8 @@ class SweepRank:
         self.deadline = time.monotonic() + allowed
         for size in sizes:
             # By times that all ranks know, so that all stop at the same size.
-            expected = per_byte * size * (WARM_UPS + self.sweep.repeats)
-            enough = len(points) >= LEAST_SIZES
+            expected = per_byte * size * (sweeps.WARM_UPS + self.sweep.repeats)
+            enough = len(points) >= sweeps.LEAST_SIZES
             if enough and (spent + expected > allowed or size * memory > self.room):
                 break
             self._report(min(spent, allowed), f"{name}, {size:,} bytes")
@@ -194,7 +179,7 @@ class SweepRank:
             points.append([moved, median, spread])
             (slowest,) = self._slowest([median])
             per_byte = slowest / size
-            spent += slowest * WARM_UPS + self.sweep.repeats * max(slowest, BATCH_SECONDS)
+            spent += slowest * sweeps.WARM_UPS + self.sweep.repeats * max(slowest, sweeps.BATCH_SECONDS)
         self.done += allowed
         return points
 
@@ -206,7 +191,7 @@ class SweepRank:
             work()  # loads kernels, takes memory, meets the peers
             first.append(self._elapsed(work, 1))
         *slowest, late = self._slowest([*first, float(time.monotonic() > self.deadline)])
-        counts = [max(1, math.ceil(BATCH_SECONDS / max(seconds, 1e-7))) for seconds in slowest]
+        counts = [max(1, math.ceil(sweeps.BATCH_SECONDS / max(seconds, 1e-7))) for seconds in slowest]
         repeats = 1 if late else self.sweep.repeats
         dist.barrier()
         # Work after work and not repeat after repeat: a slow moment of the machine hits one reading of each.
@@ -255,7 +240,7 @@ class _Gemms:
     """GEMMs within a grid on numbers of its own. Every call takes other weights, one expert's after another's, so that
     they come from memory and not from a cache."""
 
-    def __init__(self, grid: Grid, dtype: torch.dtype, device: torch.device, cache: int, seed: int) -> None:
+    def __init__(self, grid: sweeps.Grid, dtype: torch.dtype, device: torch.device, cache: int, seed: int) -> None:
         generator = torch.Generator(device).manual_seed(seed)
         m, n, k = grid.m[-1], grid.n[-1], grid.k[-1]
 

@@ -98,12 +98,10 @@ class Destination(Frozen):
     def devices(self) -> Devices:
         """The job's share of the cluster, for `prepare`: as many GPUs as ranks, or the processors of all its nodes."""
         gpus = self.ranks if self.gpus_per_node else 0
-        return Devices(
-            gpus=(self.gpu,) * gpus,
-            memory=(self.gpu_memory,) * gpus,
-            cores=self.nodes * self.cpus_per_node,
-            host_memory=self.nodes * self.memory_per_node,
-        )
+        memory = (self.gpu_memory,) * gpus
+        cores = self.nodes * self.cpus_per_node
+        host_memory = self.nodes * self.memory_per_node
+        return Devices(gpus=(self.gpu,) * gpus, memory=memory, cores=cores, host_memory=host_memory)
 
     def seen(self, folder: Path) -> str:
         """A run folder of this machine as the job's nodes see it. Raises InputError if they do not see it."""

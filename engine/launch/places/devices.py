@@ -162,12 +162,8 @@ def _seen_by_torch() -> tuple[tuple[Accelerator, ...], str]:
 def seen_by_another_process() -> tuple[tuple[Accelerator, ...], str]:
     """`_seen_by_torch` of a process that ends: PyTorch takes 200 MB, which a studio would keep."""
     paths = [str(PROJECT), os.environ.get("PYTHONPATH", "")]
-    asked = subprocess.run(
-        [sys.executable, "-m", __name__],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
-        capture_output=True,
-        text=True,
-    )
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    asked = subprocess.run([sys.executable, "-m", __name__], env=env, capture_output=True, text=True)
     if asked.returncode:
         return (), f"PyTorch could not be asked: {one_line(asked.stderr[-200:])}"
     rows, why = json.loads(asked.stdout.splitlines()[-1])

@@ -14,7 +14,7 @@ from engine.communication.two_tier import order_on
 from engine.goal import Goal
 from engine.launch.rank.instructions import Tiers, uses_nodes
 from engine.network import Network, off_diagonal
-from engine.plan import Placement, Plan, Schedule, SendOrder
+from engine.plan import Plan, Schedule, SendOrder
 from engine.systems.pieces import reverse
 from engine.workload import RoutingTrace
 
@@ -42,8 +42,22 @@ def fold_plan(plan: Plan, ranks: int, network: Network | None = None) -> Plan:
         per_node = max(1, plan.travel.ranks_per_node * ranks // gpus)
         folded["travel"] = plan.travel.model_copy(update={"ranks_per_node": per_node})
     for model in ("", "_b") if plan.goal is Goal.TWO_MODELS else ("",):
-        folded[f"placement{model}"] = _fold_placement(getattr(plan, f"placement{model}"), rank)
-        folded[f"send_order{model}"] = _fold_order(getattr(plan, f"send_order{model}"), rank, network)
+        placement = getattr(plan, f"placement{model}")
+        experts_of_gpu = tuple(
+            tuple(tuple(sorted({e for gpu in np.flatnonzero(rank == r) for e in row[gpu]})) for r in range(rank[-1] + 1))
+            for row in placement.experts_of_gpu
+        )
+        folded[f"placement{model}"] = placement.model_copy(update={"experts_of_gpu": experts_of_gpu})
+        order = getattr(plan, f"send_order{model}")
+        again = partial(_order_again, rank=rank, mode=order.mode, network=network)
+        fold = again if order.mode in ("matched", "shared") else partial(_fold_schedule, rank=rank)
+        dispatch, combine = [], []
+        for there, back in zip(order.dispatch, order.combine, strict=True):
+            dispatch.append(fold(there))
+            columns = (there.src, back.dst), (there.dst, back.src), (there.bytes, back.bytes), (there.phase, back.phase)
+            mirrored = order.mode == "matched" and all(np.array_equal(mine, other) for mine, other in columns)
+            combine.append(reverse(dispatch[-1]) if mirrored else fold(back))
+        folded[f"send_order{model}"] = SendOrder(mode=order.mode, dispatch=tuple(dispatch), combine=tuple(combine))
     return plan.model_copy(update=folded | {"claim": None, "parent": plan.id})
 
 
@@ -73,9 +87,8 @@ def keeps_nodes(network: Network, ranks: int) -> bool:
 
 
 def nearest_ranks(plans: Sequence[Plan], cluster: Cluster | None, ranks: int) -> int:
-    """The number of ranks nearest to `ranks` that plans for one cluster can be folded onto: the most below it, or else
-    the fewest above. Only plans that use nodes leave some out, see `keeps_nodes`; if those are not known, `ranks`
-    itself."""
+    """The number of ranks nearest to `ranks` that plans for one cluster can be folded onto: the most below it, or else the
+    fewest above. Only plans that use nodes leave some out, see `keeps_nodes`; if those are not known, `ranks` itself."""
     gpus = plans[0].placement.gpus
     if not any(map(uses_nodes, plans)) or cluster is None or len(cluster.gpus) != gpus:
         return ranks
@@ -96,26 +109,6 @@ def fold_tiers(cluster: Cluster, ranks: int) -> Tiers | None:
     _, node, size = np.unique(node, return_inverse=True, return_counts=True)
     link[size[node] == 1] = 0.0
     return Tiers(node=tuple(node.tolist()), port=tuple(port.tolist()), link=tuple(link.tolist()))
-
-
-def _fold_placement(placement: Placement, rank: np.ndarray) -> Placement:
-    experts_of_gpu = tuple(
-        tuple(tuple(sorted({e for gpu in np.flatnonzero(rank == r) for e in row[gpu]})) for r in range(rank[-1] + 1))
-        for row in placement.experts_of_gpu
-    )
-    return placement.model_copy(update={"experts_of_gpu": experts_of_gpu})
-
-
-def _fold_order(order: SendOrder, rank: np.ndarray, network: Network | None) -> SendOrder:
-    again = partial(_order_again, rank=rank, mode=order.mode, network=network)
-    fold = again if order.mode in ("matched", "shared") else partial(_fold_schedule, rank=rank)
-    dispatch, combine = [], []
-    for there, back in zip(order.dispatch, order.combine, strict=True):
-        dispatch.append(fold(there))
-        columns = (there.src, back.dst), (there.dst, back.src), (there.bytes, back.bytes), (there.phase, back.phase)
-        mirrored = order.mode == "matched" and all(np.array_equal(mine, other) for mine, other in columns)
-        combine.append(reverse(dispatch[-1]) if mirrored else fold(back))
-    return SendOrder(mode=order.mode, dispatch=tuple(dispatch), combine=tuple(combine))
 
 
 def _order_again(schedule: Schedule, rank: np.ndarray, mode: str, network: Network | None) -> Schedule:

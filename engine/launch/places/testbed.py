@@ -3,8 +3,7 @@ in both directions; ranks of a node with links of its own reach each other over 
 all-to-all before there is a cluster.
 
 Everything lives in namespaces of its own (also the bridge), so that nothing of the machine's network is touched. The
-names of the namespaces tell the process that made them: the remains of a killed process are removed by the next
-testbed.
+names of the namespaces tell the process that made them: the remains of a killed process are removed by the next testbed.
 """
 
 import contextlib

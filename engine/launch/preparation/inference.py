@@ -8,18 +8,9 @@ from engine.goal import Goal
 from engine.launch.places.devices import Devices
 from engine.launch.places.fold import fold_plan, fold_tiers, fold_trace, nearest_ranks
 from engine.launch.places.testbed import emulated
+from engine.launch.preparation import settled
 from engine.launch.preparation.launch import Check, Launch, PreparedLaunch
 from engine.launch.preparation.memory import forward_memory, memory_checks
-from engine.launch.preparation.settled import (
-    backend_check,
-    check_passes,
-    computed_in,
-    gpus_of,
-    instructions_of,
-    rank_check,
-    ranks_of,
-    relays_of,
-)
 from engine.launch.rank.difference import allowed, coarsest, in_words
 from engine.launch.rank.instructions import RankInstructions, Tiers, uses_nodes
 from engine.launch.rank.links import Links
@@ -40,20 +31,25 @@ def prepare_inference(launch: Launch, devices: Devices) -> PreparedLaunch:
         if plan.goal is Goal.TRAINING:
             raise InputError(f"the plan {plan.name} is for a training step; describe the step too (--training)")
         _check_travel(plan)
-    gpus = gpus_of(launch.plans)
+    gpus = settled.gpus_of(launch.plans)
     inputs = ((launch.workload, launch.model), *([launch.second] if launch.second else []))
     for number, (recording, model) in enumerate(inputs):
         _check_recording(recording, model, launch.plans, number)
     _check_pair(launch.plans, [recording for recording, _ in inputs])
-    ranks = ranks_of(launch, devices)
+    ranks = settled.ranks_of(launch, devices)
     tiers = _tiers(launch, ranks)
     shared = min(len(devices.gpus), ranks)
-    models = [computed_in(model, launch.dtype, bool(shared)) for _, model in inputs]
-    replayed = _replayed_tokens(launch, inputs, ranks, bool(shared))
-    check_passes(launch.repeats, launch.limit)
+    models = [settled.computed_in(model, launch.dtype, bool(shared)) for _, model in inputs]
+    tokens = launch.workload.tokens
+    work = sum(recording.tokens * recording.layers * recording.k * model.ffn_flops_per_token for recording, model in inputs)
+    affordable = tokens if shared else max(ranks, int(FLOP_BUDGET * tokens / work))
+    replayed = min(tokens, affordable if launch.tokens is None else launch.tokens)
+    if replayed < 1:
+        raise InputError("replay at least one token")
+    settled.check_passes(launch.repeats, launch.limit)
     plans = tuple(fold_plan(plan, ranks, _drawn_links(launch, ranks)) for plan in launch.plans)
     both = {"model": models[0], "model_b": models[1] if launch.second else None}
-    instructions = instructions_of(launch, devices, ranks, plans=plans, **both, tiers=tiers)
+    instructions = settled.instructions_of(launch, devices, ranks, plans=plans, **both, tiers=tiers)
     traces = tuple(
         fold_trace(recording, gpus, ranks, starts).spread(max(1, round(recording.tokens * replayed / launch.workload.tokens)))
         for (recording, _), starts in zip(inputs, _starts(launch.plans), strict=False)
@@ -107,9 +103,9 @@ def _tiers(launch: Launch, ranks: int) -> Tiers | None:
     plan, cluster = next(filter(uses_nodes, launch.plans), None), launch.cluster
     if plan is None:  # the all-gathers of context-coherent plans use them if they are known
         carried = any(plan.execution == "context-coherent" for plan in launch.plans)
-        known = carried and cluster is not None and len(cluster.gpus) == gpus_of(launch.plans)
+        known = carried and cluster is not None and len(cluster.gpus) == settled.gpus_of(launch.plans)
         return fold_tiers(cluster, ranks) if known else None
-    asked = relays_of(plan)
+    asked = settled.relays_of(plan)
     if cluster is None:
         raise InputError(f"{asked}; say which nodes there are (--cluster)")
     if len(cluster.gpus) != plan.placement.gpus:
@@ -119,17 +115,6 @@ def _tiers(launch: Launch, ranks: int) -> Tiers | None:
         nearest = nearest_ranks(launch.plans, cluster, ranks)
         raise InputError(f"{asked}; on {ranks} ranks one would stand for GPUs of several nodes: choose {nearest}")
     return tiers
-
-
-def _replayed_tokens(launch: Launch, inputs: Sequence[tuple[Workload, MoEModel]], ranks: int, on_gpus: bool) -> int:
-    """Number of tokens of the (first) recording that are replayed."""
-    tokens = launch.workload.tokens
-    work = sum(recording.tokens * recording.layers * recording.k * model.ffn_flops_per_token for recording, model in inputs)
-    affordable = tokens if on_gpus else max(ranks, int(FLOP_BUDGET * tokens / work))
-    replayed = min(tokens, affordable if launch.tokens is None else launch.tokens)
-    if replayed < 1:
-        raise InputError("replay at least one token")
-    return replayed
 
 
 def _check_recording(workload: Workload, model: MoEModel, plans: Sequence[Plan], number: int) -> None:
@@ -182,8 +167,8 @@ def _advice(instructions: RankInstructions, devices: Devices) -> str:
 
 
 def _checks(instructions: RankInstructions, traces: Sequence[RoutingTrace], devices: Devices, gpus: int) -> Iterator[Check]:
-    yield rank_check(instructions, gpus)
-    yield backend_check(instructions, devices)
+    yield settled.rank_check(instructions, gpus)
+    yield settled.backend_check(instructions, devices)
     needed = forward_memory(instructions, traces)
     yield from memory_checks(instructions, devices, needed, _advice(instructions, devices))
     each = f" of each of {len(instructions.plans)} plans in turn" if len(instructions.plans) > 1 else ""

@@ -93,8 +93,7 @@ def plans_in(arguments: dict[str, Any]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the pre-flight check. warning: true if a person should think before going on, although nothing
-    forbids it."""
+    """One line of the pre-flight check. warning: true if a person should think before going on, although nothing forbids it."""
 
     name: str
     passed: bool

@@ -59,8 +59,7 @@ class RankMemory:
 
 
 def memory_checks(instructions: RankInstructions, devices: Devices, needed: RankMemory, advice: str) -> Iterator[Check]:
-    """Check that every device has room for its ranks, and the host for all of them. advice: for a person if there is
-    none."""
+    """Check that every device has room for its ranks, and the host for all of them. advice: for a person if there is none."""
     ranks, gpus, host = instructions.ranks, instructions.gpus, devices.host_memory
     if not gpus:
         rank_bytes = PROCESS + needed.device + needed.host

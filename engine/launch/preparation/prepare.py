@@ -10,31 +10,14 @@ from engine.goal import Goal
 from engine.launch.places.devices import Devices, attached
 from engine.launch.places.fold import fold_plan, fold_trace
 from engine.launch.places.testbed import emulated
+from engine.launch.preparation import settled
 from engine.launch.preparation.inference import prepare_inference
 from engine.launch.preparation.launch import Check, Launch, PreparedLaunch
 from engine.launch.preparation.memory import RankMemory, memory_checks
 from engine.launch.preparation.place_checks import place_checks
-from engine.launch.preparation.settled import (
-    backend_check,
-    check_passes,
-    computed_in,
-    gpus_of,
-    instructions_of,
-    rank_check,
-    ranks_of,
-)
 from engine.launch.rank.difference import in_words
 from engine.launch.rank.instructions import RankInstructions
-from engine.launch.step.sizes import (
-    check_step_plan,
-    further_plan_bytes,
-    pool_bytes,
-    reference_bytes,
-    shrunk,
-    staged_bytes,
-    step_bytes,
-    step_problem,
-)
+from engine.launch.step import sizes as step_sizes
 from engine.training import TrainingStep
 from engine.workload import RoutingTrace, Workload
 
@@ -49,14 +32,14 @@ def prepare_training(launch: Launch, devices: Devices) -> PreparedLaunch:
     The launch's workload is replayed if the step is routed as recorded; then it must be a routing log.
     """
     step, workload = launch.step, launch.workload
-    gpus = gpus_of(launch.plans)
+    gpus = settled.gpus_of(launch.plans)
     for plan in launch.plans:
         if "graph" in plan.provenance.inputs:
             raise InputError(
                 f"the plan {plan.name} was made for imported operators, which the ranks cannot compute; plan without a graph"
             )
-    ranks = ranks_of(launch, devices)
-    check_passes(launch.repeats, launch.limit)
+    ranks = settled.ranks_of(launch, devices)
+    settled.check_passes(launch.repeats, launch.limit)
     recorded = step.routing == "recorded"
     if recorded and not isinstance(workload, RoutingTrace):
         raise InputError(
@@ -66,11 +49,11 @@ def prepare_training(launch: Launch, devices: Devices) -> PreparedLaunch:
     launch.model.check_recording(workload.layers, workload.num_experts, workload.k, workload.name)
     folded = tuple(fold_plan(plan, ranks) for plan in launch.plans)
     for plan in folded:
-        check_step_plan(plan, launch.model, step)
+        step_sizes.check_step_plan(plan, launch.model, step)
     shared = min(len(devices.gpus), ranks)
-    model = computed_in(launch.model, launch.dtype, bool(shared))
-    small = step if shared else shrunk(step, model, folded, FLOP_BUDGET / ranks)
-    instructions = instructions_of(launch, devices, ranks, plans=folded, model=model, step=small)
+    model = settled.computed_in(launch.model, launch.dtype, bool(shared))
+    small = step if shared else step_sizes.shrunk(step, model, folded, FLOP_BUDGET / ranks)
+    instructions = settled.instructions_of(launch, devices, ranks, plans=folded, model=model, step=small)
     replayed = fold_trace(workload, gpus, ranks) if recorded else workload
     checks = tuple(_checks(instructions, step, replayed, devices, gpus))
     return PreparedLaunch(tuple(launch.plans), instructions, (replayed,), launch.limit, checks)
@@ -79,8 +62,8 @@ def prepare_training(launch: Launch, devices: Devices) -> PreparedLaunch:
 def _checks(
     instructions: RankInstructions, planned: TrainingStep, replayed: Workload, devices: Devices, gpus: int
 ) -> Iterator[Check]:
-    yield rank_check(instructions, gpus)
-    yield backend_check(instructions, devices)
+    yield settled.rank_check(instructions, gpus)
+    yield settled.backend_check(instructions, devices)
     needed = _memory(instructions, replayed)
     yield from memory_checks(instructions, devices, needed, "describe a smaller step, or use fewer ranks")
     step = instructions.step
@@ -102,17 +85,17 @@ def _checks(
 def _memory(instructions: RankInstructions, workload: Workload) -> RankMemory:
     """Memory of the fullest rank."""
     model, step, ranks, plans = instructions.model, instructions.step, instructions.ranks, instructions.plans
-    problem = step_problem(model, step, ranks)
-    first = step_bytes(problem, plans[0])
-    more = [further_plan_bytes(problem, plans[:at], plan) for at, plan in enumerate(plans) if at]
+    problem = step_sizes.step_problem(model, step, ranks)
+    first = step_sizes.step_bytes(problem, plans[0])
+    more = [step_sizes.further_plan_bytes(problem, plans[:at], plan) for at, plan in enumerate(plans) if at]
     choices = ranks * step.tokens * model.experts_per_token * len(model.moe_layers)
     return RankMemory(
         device=float(np.sum([first, *more], axis=0).max()),
-        compared=reference_bytes(model, step, ranks),
+        compared=step_sizes.reference_bytes(model, step, ranks),
         # Every token's experts, as int64, and a mask of those kept, layer by layer and all at once.
         host=17.0 * choices + (workload.experts.nbytes if isinstance(workload, RoutingTrace) else 0),
-        through_host=pool_bytes(model, step) * 4 / model.bytes_per_number,  # random numbers are made in 32 bits
-        staged=max(staged_bytes(problem, plan) for plan in plans),
+        through_host=step_sizes.pool_bytes(model, step) * 4 / model.bytes_per_number,  # random numbers are made in 32 bits
+        staged=max(step_sizes.staged_bytes(problem, plan) for plan in plans),
     )
 
 

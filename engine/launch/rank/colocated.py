@@ -18,7 +18,7 @@ from engine.launch.rank.communicator import Communicator
 from engine.launch.rank.context import RankContext
 from engine.launch.rank.difference import Difference, worst
 from engine.launch.rank.forward import kind_of_layers
-from engine.launch.rank.turns import left_open
+from engine.launch.rank.instructions import left_open
 from engine.plan import Plan
 
 
@@ -79,8 +79,7 @@ class Lane:
         return wait
 
     def close(self) -> None:
-        """Run the meeting that ends the last exchange, if it was left out. To be called before that exchange is waited
-        for."""
+        """Run the meeting that ends the last exchange, if it was left out. To be called before that exchange is waited for."""
         if self.left_open:
             with self._on_stream():
                 self._end(self._ended)

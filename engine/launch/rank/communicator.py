@@ -22,10 +22,7 @@ from engine.launch.rank.routes import Piece
 
 
 class Communicator:
-    """One model's way to the other ranks.
-
-    group: a process group of its own; None for the one of all ranks
-    """
+    """One model's way to the other ranks. group: a process group of its own; None for the one of all ranks"""
 
     def __init__(self, context: RankContext, group: dist.ProcessGroup | None = None) -> None:
         self.group, self.device, self.recorder = group, context.device, context.recorder

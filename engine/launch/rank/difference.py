@@ -2,10 +2,9 @@
 of work, never its result.
 
 In 32 bits only the order of sums differs, and a fixed bound tells rounding from a mistake. A model that computes in a
-shorter format rounds after every step, and the effect depends on the model: the outputs of one layer in bf16 are off by
-some thousandths of the largest, those of 48 gated layers by some hundredths. So its unplanned computation runs twice,
-in 32 bits and in its own format, and the plan's may be `TIMES` as far from the first as the second is, tensor by
-tensor.
+shorter format rounds after every step, and the effect depends on the model: the outputs of one layer in bf16 are off by some
+thousandths of the largest, those of 48 gated layers by some hundredths. So its unplanned computation runs twice, in 32 bits and
+in its own format, and the plan's may be `TIMES` as far from the first as the second is, tensor by tensor.
 """
 
 from collections.abc import Iterable

@@ -169,8 +169,7 @@ class RankProgress(Frozen):
 
 
 class Standing(Frozen):
-    """Progress of all ranks, and the rank that ended the launch with its exit code, negative for the signal that killed
-    it."""
+    """Progress of all ranks, and the rank that ended the launch with its exit code, negative for the signal that killed it."""
 
     steps: tuple[RankProgress | None, ...]
     failed: int | None = None

@@ -115,8 +115,7 @@ def _rows(counts: np.ndarray, domain: np.ndarray) -> _Rows:
 
 
 def _shares(group: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """float64[row], 0 to 1: position of a row in its group. order: int64[row], the rows by group and in sequence within
-    it."""
+    """float64[row], 0 to 1: position of a row in its group. order: int64[row], the rows by group and in sequence within it."""
     sizes = np.unique(group[order], return_counts=True)[1]
     place = np.empty(len(group))
     place[order] = (counted(sizes) + 0.5) / np.repeat(sizes, sizes)

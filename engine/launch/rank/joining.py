@@ -38,9 +38,8 @@ PLACE = re.compile(r"^(\[[^\]]*\] )+")
 
 @contextlib.contextmanager
 def reporting_failure() -> Iterator[None]:
-    """End this process when the body fails: with a traceback on standard error, and a line for the process that started
-    the ranks. At once, because waiting for ranks that are gone may never end. Inside, `STACK` prints this process's
-    stack."""
+    """End this process when the body fails: with a traceback on standard error, and a line for the process that started the
+    ranks. At once, because waiting for ranks that are gone may never end. Inside, `STACK` prints this process's stack."""
     faulthandler.register(STACK, all_threads=False)
     try:
         yield
@@ -50,8 +49,7 @@ def reporting_failure() -> Iterator[None]:
 
 @contextlib.contextmanager
 def joined(backend: str, limit: float, device: torch.device) -> Iterator[None]:
-    """Join this rank with all others for the body. Raises InputError that names those that have not come after
-    `JOIN_LIMIT`.
+    """Join this rank with all others for the body. Raises InputError that names those that have not come after `JOIN_LIMIT`.
 
     NCCL learns the device and connects all ranks at once: one that cannot is known before anything is measured, later
         groups are split off (in which all ranks have to take part), a barrier does not have to guess its GPU, and a

@@ -1,6 +1,5 @@
-"""A short measurement of the machine at the start of every launch, so that the prediction compared with the measured
-run is for this machine and not for the drawn one. It measures the run's own steps, all ranks at work, at sizes around
-those of the run."""
+"""A short measurement of the machine at the start of every launch, so that the prediction compared with the measured run is for
+this machine and not for the drawn one. It measures the run's own steps, all ranks at work, at sizes around those of the run."""
 
 from collections.abc import Callable
 
@@ -40,7 +39,17 @@ def measure_machine(context: RankContext) -> dict[str, list]:
         layer and 1 between two layers (during which the clocks have been stopped)
     """
     instructions = context.instructions
-    measured = {"gemm": _gemms(context), "gate": [], "memory": [], "network": [], "phases": [], "meetings": []}
+    # At all sizes with the same experts: to make them can take longer than to multiply by them
+    model, held = context.instructions.model, max(1, context.instructions.model.experts // context.instructions.ranks)
+    experts = context.weights(model, context.tokens[0].experts.shape[1]).experts(0, range(held))
+    measured = {
+        "gemm": [_gemm(context, times, *experts) for times in AROUND],
+        "gate": [],
+        "memory": [],
+        "network": [],
+        "phases": [],
+        "meetings": [],
+    }
     for times in AROUND:
         measured["gate"].append(_gate(context, times))
         measured["memory"].append(_memory(context, times))
@@ -65,13 +74,6 @@ def tier_peers(instructions: RankInstructions) -> dict[str, np.ndarray]:
     pairs = ~np.eye(network.gpus, dtype=bool)
     peers = {"inside nodes": pairs & network.linked, "between nodes": pairs & ~network.linked}
     return peers if all(some.any() for some in peers.values()) else {}
-
-
-def _gemms(context: RankContext) -> list[list[float]]:
-    """At all sizes with the same experts: to make them can take longer than to multiply by them."""
-    model, held = context.instructions.model, max(1, context.instructions.model.experts // context.instructions.ranks)
-    experts = context.weights(model, context.tokens[0].experts.shape[1]).experts(0, range(held))
-    return [_gemm(context, times, *experts) for times in AROUND]
 
 
 def _gemm(context: RankContext, times: float, inward: torch.Tensor, outward: torch.Tensor) -> list[float]:

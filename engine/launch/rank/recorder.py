@@ -30,8 +30,7 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def communication_device(device: torch.device) -> torch.device:
-    """The device that tensors have to be on to be sent by a rank that computes on `device`: Gloo reads host memory
-    only."""
+    """The device that tensors have to be on to be sent by a rank that computes on `device`: Gloo reads host memory only."""
     return torch.device("cpu") if dist.get_backend() == "gloo" else device
 
 
@@ -144,8 +143,7 @@ class Recorder:
         bytes: float = 0.0,
         label: str = "",
     ) -> None:
-        """Note an event. A send with a peer is noted by both of its ends, and they are joined later; a collective has
-        none.
+        """Note an event. A send with a peer is noted by both of its ends, and they are joined later; a collective has none.
 
         src: the rank that computes or sends (default: this one)
         """

@@ -1,5 +1,4 @@
-"""One model's layers if a token goes once to every rank (`gpu` travel) or every node (`node` travel) with some of its
-experts.
+"""One model's layers if a token goes once to every rank (`gpu` travel) or every node (`node` travel) with some of its experts.
 
 A row brings the token's gate weights along. The rank that gets it gives it to all its experts that the token chose,
 sums up their weighted outputs in fp32, and sends one row back; the token's rank sums up the rows that come back. In

@@ -1,5 +1,4 @@
-"""The predicted timeline of a launch: a simulation of the plans as its ranks ran them, with costs measured on their
-machine."""
+"""The predicted timeline of a launch: a simulation of the plans as its ranks ran them, with costs measured on their machine."""
 
 from dataclasses import replace
 
@@ -12,9 +11,8 @@ from engine.costs import AlphaBeta, CostProfile, fit_line
 from engine.goal import Goal
 from engine.launch.preparation.launch import PreparedLaunch
 from engine.launch.rank.hops import Hops, hops_of_layer
-from engine.launch.rank.instructions import RankInstructions
+from engine.launch.rank.instructions import RankInstructions, in_turn
 from engine.launch.rank.links import Links, known_links, links_of
-from engine.launch.rank.turns import in_turn
 from engine.plan import Plan, Schedule, SendOrder
 from engine.problem import Problem
 from engine.simulate import loads_of, simulate
@@ -49,7 +47,13 @@ def predict(launch: PreparedLaunch, plan: Plan, profile: CostProfile, measured: 
     """
     instructions = launch.instructions
     if instructions.goal is Goal.TRAINING:
-        return _predict_step(launch, plan, profile)
+        # A testbed's links count if they are known, with the measured start-up.
+        links, cost = Links(np.ones(instructions.ranks)), AlphaBeta(profile)
+        if instructions.bandwidth is not None and profile.network is not None:
+            links = known_links(instructions, profile.network.alpha)
+            cost = AlphaBeta(profile.model_copy(update={"network": None}))
+        problem = Problem(launch.workloads[0], _machine(profile, links), instructions.model, cost, step=instructions.step)
+        return simulate(plan, problem)
     links = links_of(instructions, measured) or Links(np.ones(1))
     plan = _as_executed(launch, plan, links)
     here, names = _machine(profile, links), tuple(f"rank {index}" for index in range(instructions.ranks))
@@ -101,18 +105,6 @@ def _schedule(hops: Hops, row_bytes: float, links: Links) -> Schedule:
     steps = range(int(phase.max(initial=-1)) + 1)
     seconds = [links.network.fluid_seconds(*(column[phase == step] for column in (src, dst, size))) for step in steps]
     return Schedule(src=src, dst=dst, bytes=size, phase=phase, duration=seconds)
-
-
-def _predict_step(launch: PreparedLaunch, plan: Plan, profile: CostProfile) -> Timeline:
-    """The timeline of a training step: computation, all-to-alls and all-reduces by the profile. A testbed's links count
-    if they are known, with the measured start-up."""
-    instructions, cost = launch.instructions, AlphaBeta(profile)
-    links = Links(np.ones(instructions.ranks))
-    if instructions.bandwidth is not None and profile.network is not None:
-        links = known_links(instructions, profile.network.alpha)
-        cost = AlphaBeta(profile.model_copy(update={"network": None}))
-    problem = Problem(launch.workloads[0], _machine(profile, links), instructions.model, cost, step=instructions.step)
-    return simulate(plan, problem)
 
 
 def _machine(profile: CostProfile, links: Links) -> Cluster:

@@ -22,9 +22,8 @@ from engine.timeline import COLUMNS, KINDS, NETWORK_KINDS, STREAMS, Timeline
 
 
 def measured_timelines(folder: Path, ranks: int, plans: int, source: str) -> list[list[Timeline]]:
-    """The timed passes of every plan of a launch, one timeline each, in order. A send is one event from its sender's
-    post to its receiver's completion; a collective is one event on every rank. Raises InputError if a rank's file is
-    missing or torn.
+    """The timed passes of every plan of a launch, one timeline each, in order. A send is one event from its sender's post to
+    its receiver's completion; a collective is one event on every rank. Raises InputError if a rank's file is missing or torn.
 
     source: the device that they were measured on
     """

@@ -65,7 +65,19 @@ def cause(folder: Path, handle: str, destination: Destination) -> str:
         except InputError:  # its log went with the job
             continue
         printed = printed or bool(lines)
-        _take(failures, lines, destination.ranks_per_node)
+        of_rank = [OF_RANK.fullmatch(line) for line in lines]
+        # torchrun counts the ranks of its own node, and nodes are not numbered in the order in which they were asked for.
+        first = next(
+            (int(mine[1]) // destination.ranks_per_node * destination.ranks_per_node for mine in of_rank if mine), None
+        )
+        for line, mine in zip(lines, of_rank, strict=True):
+            if mine:
+                failures.take(int(mine[1]), mine[2])
+            elif ended := FIRST.search(line):
+                if first is not None and int(ended[1]) != ENDED_BY_OTHERS:
+                    failures.ended(first + int(ended[2]), int(ended[1]))
+            elif SIGNALLED not in line:
+                failures.take(None, line)
     batch = list(_lines(folder / batch_log_name(_number(handle)))) if isinstance(destination, Slurm) else []
     by_slurm = [said[1] for said in map(SAID_BY_SLURM.match, batch) if said and not CONSEQUENCE.search(said[1])]
     said = [f"Slurm says '{one_line(text)}'" for text in by_slurm[:1] if not failures.certain]
@@ -77,21 +89,6 @@ def cause(folder: Path, handle: str, destination: Destination) -> str:
             "(--seen-as says where they do)"
         )
     return "; ".join([*said, f"what its nodes printed is in {folder}"])
-
-
-def _take(failures: Failures, lines: list[str], ranks_per_node: int) -> None:
-    """Note the failures in one node's log."""
-    of_rank = [OF_RANK.fullmatch(line) for line in lines]
-    # torchrun counts the ranks of its own node, and nodes are not numbered in the order in which they were asked for.
-    first = next((int(mine[1]) // ranks_per_node * ranks_per_node for mine in of_rank if mine), None)
-    for line, mine in zip(lines, of_rank, strict=True):
-        if mine:
-            failures.take(int(mine[1]), mine[2])
-        elif ended := FIRST.search(line):
-            if first is not None and int(ended[1]) != ENDED_BY_OTHERS:
-                failures.ended(first + int(ended[2]), int(ended[1]))
-        elif SIGNALLED not in line:
-            failures.take(None, line)
 
 
 def _lines(path: Path) -> Iterator[str]:
@@ -107,8 +104,7 @@ def _number(handle: str) -> str:
 
 
 class ClusterJob(Kept):
-    """The rest of a cluster job's run folder: the data for reading its results, and TorchX's handle once it has been
-    submitted.
+    """The rest of a cluster job's run folder: the data for reading its results, and TorchX's handle once it has been submitted.
 
     plans: before they were folded onto the ranks
     workloads: names
@@ -238,8 +234,7 @@ def log_lines(folder: Path, node: int) -> Iterator[str]:
 
 
 def failure(folder: Path, now: Status) -> str:
-    """A sentence on a submitted job that is over and has left no results: its end, the cause, and the place of its
-    logs."""
+    """A sentence on a submitted job that is over and has left no results: its end, the cause, and the place of its logs."""
     job = read_job(folder)
     return f"{job.handle} {now.text}; {cause(folder, job.handle, job.destination)}"
 

@@ -1,6 +1,5 @@
-"""Run a prepared launch at its destination: on this machine by torchrun, on the emulated links of a testbed, or by a
-cluster's scheduler. A job on a cluster goes on even if this machine stops watching, and its results can be read from
-its run folder."""
+"""Run a prepared launch at its destination: on this machine by torchrun, on the emulated links of a testbed, or by a cluster's
+scheduler. A job on a cluster goes on even if this machine stops watching, and its results can be read from its run folder."""
 
 import contextlib
 import fcntl
@@ -36,9 +35,8 @@ LINES = 2000
 
 
 def run_here(launch: PreparedLaunch, folder: Path, stop: Stop, report) -> Run:
-    """Run a launch in `folder` and read its measurements; a testbed exists for as long as its ranks run. Raises
-    InputError if it fails or is stopped, with the reason; the ranks' output is on standard output, which a job keeps as
-    its log."""
+    """Run a launch in `folder` and read its measurements; a testbed exists for as long as its ranks run. Raises InputError if
+    it fails or is stopped, with the reason; the ranks' output is on standard output, which a job keeps as its log."""
     launch.check()
     ranks = launch.instructions.ranks
     with alone(), launch.testbed or contextlib.nullcontext():

@@ -1,8 +1,7 @@
 """One node of a job on several: starts torchrun with the meeting place of the nodes.
 
 A scheduler gives a job's first node in an environment variable. torchrun reads none and there is no shell to fill it
-in, so this module does: `python -m engine.launch.running.node VARIABLE PORT NODE SECONDS [other arguments of
-torchrun]...`
+in, so this module does: `python -m engine.launch.running.node VARIABLE PORT NODE SECONDS [other arguments of torchrun]...`
 """
 
 import os

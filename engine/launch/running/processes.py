@@ -50,9 +50,8 @@ Command = tuple[Sequence[str], Mapping[str, str]]
 
 
 def run_processes(commands: Sequence[Command], ranks: int, limit: float, folder: Path, stop: Stop, report) -> None:
-    """Run the ranks of a launch, or the process that starts them, until all have ended well. Raises InputError as soon
-    as one fails, if the launch is stopped, and if it takes too long. Nothing is left running, also if this process
-    dies.
+    """Run the ranks of a launch, or the process that starts them, until all have ended well. Raises InputError as soon as one
+    fails, if the launch is stopped, and if it takes too long. Nothing is left running, also if this process dies.
 
     A rank's output goes to its file in the folder, see `rank.failure`, and except progress to standard output. Only
     rank 0's progress is reported.

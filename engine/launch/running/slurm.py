@@ -81,8 +81,7 @@ def words_on(job: str) -> list[Word]:
     """Slurm's word on every node of a job, none if it does not know the job any more: of its queue, which keeps a job
     that has ended for some minutes, and after that of its accounting, if there is one.
 
-    Raises InputError if it cannot be asked, which says nothing of the job, and FileNotFoundError if it is not
-    installed.
+    Raises InputError if it cannot be asked, which says nothing of the job, and FileNotFoundError if it is not installed.
     """
     queue = asked(["squeue", "--noheader", "--states=all", "--format=%T %r", f"--jobs={job}"])
     if queue.returncode == 0 and queue.stdout.strip():

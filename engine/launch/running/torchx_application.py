@@ -34,9 +34,8 @@ IN_IMAGE = "/switchyard"
 EXPORTED = re.compile(
     "HOME|LANG|LC_[A-Z]+|LD_LIBRARY_PATH|LOGNAME|PATH|PYTHONPATH|TZ|USER|(FI|GLOO|NCCL|OFI_NCCL|TORCH_NCCL|UCX)_[A-Z0-9_]+"
 )
-"""Environment variables of this machine for a job on Slurm: the places of programs and libraries, and the use of the
-network. All others stay here, for there are passwords and keys in them; Slurm would take all, and keep them with the
-job."""
+"""Environment variables of this machine for a job on Slurm: the places of programs and libraries, and the use of the network.
+All others stay here, for there are passwords and keys in them; Slurm would take all, and keep them with the job."""
 
 
 def torchx() -> ModuleType:

@@ -6,23 +6,8 @@ import torch
 from torch import Tensor
 
 from engine.launch.rank.context import RankContext
+from engine.launch.step import nodes as step_nodes
 from engine.launch.step.layout import Choice, Layout
-from engine.launch.step.nodes import (
-    Activated,
-    ActivatedExperts,
-    Aggregate,
-    Attention,
-    Combine,
-    Dispatch,
-    Embedding,
-    Experts,
-    Gate,
-    LayerNorm,
-    Linear,
-    Loss,
-    Node,
-    Residual,
-)
 from engine.launch.step.operators import causal_mask
 from engine.launch.step.weights import Weight
 from engine.model import MoEModel
@@ -70,14 +55,14 @@ class Builder:
         self.mask = causal_mask(self.step.sequence_length, context.dtype, context.device)
         self.tokens = self.step.tokens * context.instructions.ranks
 
-    def nodes(self, graph: OperatorGraph) -> dict[str, Node]:
+    def nodes(self, graph: OperatorGraph) -> dict[str, step_nodes.Node]:
         """All nodes by name, in program order. An operator's inputs are the dependencies that a gradient flows back to;
         results that it merely waits for (a dispatch for the gate's choice) come from elsewhere."""
         read: dict[str, list[str]] = {}
         for dependency in graph.dependencies:
             if dependency.gradient:
                 read.setdefault(dependency.after, []).append(dependency.before)
-        nodes: dict[str, Node] = {}
+        nodes: dict[str, step_nodes.Node] = {}
         for operator in graph.of_phase("forward"):
             inputs = [nodes[name] for name in read.get(operator.name, ())]
             node = nodes[operator.name] = self.node(operator, inputs)
@@ -85,26 +70,28 @@ class Builder:
                 before.readers.append(gradient)
         return nodes
 
-    def node(self, operator: Operator, inputs: list[Node]) -> Node:
+    def node(self, operator: Operator, inputs: list[step_nodes.Node]) -> step_nodes.Node:
         name, kind, weight = operator.name, operator.kind, self.weights.get(operator.name)
         layout = self.layouts.get(operator.layer)
         if kind in ("dense_ffn", "shared_experts", "experts"):
             parameters = (name, inputs, weight) if kind != "experts" else (name, inputs, weight, layout)
             if name.endswith("_up"):
-                return Linear(*parameters) if kind != "experts" else Experts(*parameters)
-            return (Activated if kind != "experts" else ActivatedExperts)(*parameters, gated=self.gated)
+                return step_nodes.Linear(*parameters) if kind != "experts" else step_nodes.Experts(*parameters)
+            return (step_nodes.Activated if kind != "experts" else step_nodes.ActivatedExperts)(*parameters, gated=self.gated)
         if kind in ("qkv", "projection"):
             tied = name == HEAD and self.step.tied_embeddings
-            return Linear(name, inputs, self.weights[EMBEDDING] if tied else weight, transposed=tied)
-        made: dict[str, Callable[[], Node]] = {
-            "embedding": lambda: Embedding(name, weight, self.ids),
-            "layer_norm": lambda: LayerNorm(name, inputs),
-            "attention": lambda: Attention(name, inputs, self.mask, self.step.heads),
-            "residual": lambda: Residual(name, inputs),
-            "gate": lambda: Gate(name, inputs, weight, layout.chosen),
-            "dispatch": lambda: Dispatch(name, inputs, layout),
-            "combine": lambda: Combine(name, inputs, layout),
-            "aggregate": lambda: Aggregate(name, sorted(inputs, key=lambda node: isinstance(node, Gate)), layout),
-            "loss": lambda: Loss(name, inputs, self.targets, self.tokens),
+            return step_nodes.Linear(name, inputs, self.weights[EMBEDDING] if tied else weight, transposed=tied)
+        made: dict[str, Callable[[], step_nodes.Node]] = {
+            "embedding": lambda: step_nodes.Embedding(name, weight, self.ids),
+            "layer_norm": lambda: step_nodes.LayerNorm(name, inputs),
+            "attention": lambda: step_nodes.Attention(name, inputs, self.mask, self.step.heads),
+            "residual": lambda: step_nodes.Residual(name, inputs),
+            "gate": lambda: step_nodes.Gate(name, inputs, weight, layout.chosen),
+            "dispatch": lambda: step_nodes.Dispatch(name, inputs, layout),
+            "combine": lambda: step_nodes.Combine(name, inputs, layout),
+            "aggregate": lambda: step_nodes.Aggregate(
+                name, sorted(inputs, key=lambda node: isinstance(node, step_nodes.Gate)), layout
+            ),
+            "loss": lambda: step_nodes.Loss(name, inputs, self.targets, self.tokens),
         }
         return made[kind]()

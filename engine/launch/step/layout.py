@@ -9,11 +9,10 @@ capacity, as Tutel and PipeMoE do), or the tokens of some sequences (Lancet's ir
 
 An expert takes at most `capacity` tokens of a batch, first come, first served (Lancet §2.3, figure 5). When a batch is
 cut into parts, capacity passing gives a part the room left by the parts before it (`route_parts` of the simulation),
-and the same tokens are dropped. That is exact only if the order of service is the order of the parts: token by token,
-each taking all its experts. A gate that serves the first choices of the whole batch before any second choice (GShard),
-or tokens by their importance (batch-prioritised routing), serves later parts before it is done with earlier ones; no
-capacity that is passed forwards tells a part how much they will take, so such a gate has to see the whole batch
-(`operator_axes.GATES`).
+and the same tokens are dropped. That is exact only if the order of service is the order of the parts: token by token, each
+taking all its experts. A gate that serves the first choices of the whole batch before any second choice (GShard), or tokens by
+their importance (batch-prioritised routing), serves later parts before it is done with earlier ones; no capacity that is passed
+forwards tells a part how much they will take, so such a gate has to see the whole batch (`operator_axes.GATES`).
 """
 
 from collections.abc import Callable, Sequence
@@ -46,7 +45,12 @@ def kept(
     experts: integers [token, choice], the experts of a token in order of choice, below 0 for none
     capacity: tokens, one number or int64[expert]
     """
-    experts = checked_experts(experts, num_experts)
+    experts = np.asarray(experts)
+    if experts.ndim != 2 or not np.issubdtype(experts.dtype, np.integer):
+        raise InputError(f"experts: {experts.dtype} of shape {experts.shape}; wanted integers [token, choice]")
+    if experts.size and experts.max() >= num_experts:
+        raise InputError(f"experts: expert {experts.max()} of {num_experts}")
+    experts = np.maximum(experts.astype(np.int64), -1)
     # In the order of service, stably sorted by expert: the place within an expert's run is the number of earlier tokens.
     ordered = experts.T if service == "choice" else experts
     served = ordered.ravel()
@@ -57,16 +61,6 @@ def kept(
     limit = np.append(np.broadcast_to(capacity, num_experts), 0)
     mask = (place < limit[served]).reshape(ordered.shape)
     return mask.T if service == "choice" else mask
-
-
-def checked_experts(experts: NDArray[np.integer], num_experts: int) -> NDArray[np.int64]:
-    """int64[token, choice] from -1 to num_experts - 1. Raises InputError for anything else."""
-    experts = np.asarray(experts)
-    if experts.ndim != 2 or not np.issubdtype(experts.dtype, np.integer):
-        raise InputError(f"experts: {experts.dtype} of shape {experts.shape}; wanted integers [token, choice]")
-    if experts.size and experts.max() >= num_experts:
-        raise InputError(f"experts: expert {experts.max()} of {num_experts}")
-    return np.maximum(experts.astype(np.int64), -1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -311,8 +305,7 @@ class Layout:
 
     @cached_property
     def _copies(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(row of every copy at home int64[token, k], token of every row, copy of every row int64[row]), 0 if there is
-        none."""
+        """(row of every copy at home int64[token, k], token of every row, copy of every row int64[row]), 0 if there is none."""
         experts, kept = self.experts[self.me], self.kept[self.me]
         flat = np.flatnonzero(kept.ravel())
         expert = experts.ravel()[flat]

@@ -11,7 +11,7 @@ from math import lcm
 import numpy as np
 
 from engine.cluster import any_gpus
-from engine.costs import CostModel, Datasheet
+from engine.costs import Datasheet
 from engine.errors import InputError
 from engine.goal import Goal
 from engine.launch.rank.instructions import POOL_STRIDE
@@ -25,14 +25,13 @@ from engine.systems.pieces import linear_placement
 from engine.training import TrainingStep, balanced_load
 
 
-def step_problem(model: MoEModel, step: TrainingStep, ranks: int, cost: CostModel | None = None) -> Problem:
+def step_problem(model: MoEModel, step: TrainingStep, ranks: int) -> Problem:
     """A problem with `ranks` alike GPUs of any kind and balanced routing."""
-    return make_problem(balanced_load(model), any_gpus(ranks), model, cost or Datasheet(), step=step)
+    return make_problem(balanced_load(model), any_gpus(ranks), model, Datasheet(), step=step)
 
 
 def check_step_plan(plan: Plan, model: MoEModel, step: TrainingStep | None) -> int:
-    """Number of groups of ranks that hold all experts each. Raises InputError for a plan or step that no rank can
-    execute."""
+    """Number of groups of ranks that hold all experts each. Raises InputError for a plan or step that no rank can execute."""
     placement = plan.placement
     if plan.goal is not Goal.TRAINING:
         raise InputError(f"the plan {plan.name} is for inference; a training step needs a plan for training")
@@ -172,8 +171,7 @@ def _kept_bytes(problem: Problem, placement: Placement, irregular: bool) -> np.n
 
 def shrunk(step: TrainingStep, model: MoEModel, plans: Sequence[Plan], flop_budget: float) -> TrainingStep:
     """The step with fewer and shorter sequences, so that a rank of no plan has more than `flop_budget` FLOP to do, or
-    as few as the plans allow: no part of a batch has less than a sequence, no part of an expert's buffer less than a
-    row.
+    as few as the plans allow: no part of a batch has less than a sequence, no part of an expert's buffer less than a row.
 
     Sequences are left out first, which keeps all operators in proportion; then they are shortened. A step that fits
     stays as it is.

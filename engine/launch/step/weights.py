@@ -146,8 +146,7 @@ class Weight:
 
 
 def weights_of(graph: OperatorGraph, source: Source, hosted: dict[int, list[int]]) -> dict[str, Weight]:
-    """{operator: weight} of all forward operators with weights of their own. hosted: {model layer: experts of this
-    rank}."""
+    """{operator: weight} of all forward operators with weights of their own. hosted: {model layer: experts of this rank}."""
     known = source.parameters
     weights: dict[str, Weight] = {}
     for operator in graph.of_phase("forward"):

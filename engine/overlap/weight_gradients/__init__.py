@@ -2,5 +2,3 @@
 
 from engine.overlap.weight_gradients.instance import WeightGradientInstance, overlap
 from engine.overlap.weight_gradients.kernel import Algorithm, schedule_weight_gradients
-
-__all__ = ["Algorithm", "WeightGradientInstance", "overlap", "schedule_weight_gradients"]

@@ -1,10 +1,9 @@
 """Weight-gradient computations (dW) under the all-to-alls of a backward pass, so that most time is overlapped.
 
-Lancet section 4. Maximise sum_j min(t_j, sum of the dW under j): several subset-sum problems at once, NP-hard, where a
-sum that is too long costs nothing by itself. The paper fills one all-to-all after the other ("greedy"). "best" begins
-with that or with closest sums and divides the dW of two all-to-alls anew, again and again, which mostly meets the bound.
-If not, it goes through the states after each all-to-all, where eligible sets are nested as in a backward pass, and as a
-last resort asks CP-SAT.
+Lancet section 4. Maximise sum_j min(t_j, sum of the dW under j): several subset-sum problems at once, NP-hard, where a sum that
+is too long costs nothing by itself. The paper fills one all-to-all after the other ("greedy"). "best" begins with that or with
+closest sums and divides the dW of two all-to-alls anew, again and again, which mostly meets the bound. If not, it goes through
+the states after each all-to-all, where eligible sets are nested as in a backward pass, and as a last resort asks CP-SAT.
 
 Here more is better: `bound` is an **upper** limit, `objective <= optimum <= bound`. `Result.gap` is made for costs and
 says 0 here; the gain that may be left, relative to the answer, is `bound / objective - 1`.

@@ -39,8 +39,7 @@ def upgrade() -> None:
 
 
 def _sum_up() -> None:
-    """Fill the columns of existing plans from their kept data. Their baseline was not simulated then, so they have no
-    gain."""
+    """Fill the columns of existing plans from their kept data. Their baseline was not simulated then, so they have no gain."""
     saved_plan = sa.table(
         "saved_plan",
         *(sa.column(name, sa.JSON) for name in ("inputs", "figures")),
