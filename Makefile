@@ -5,7 +5,7 @@ PYTHON := $(VENV)/bin/python
 PORT ?= 8501
 SECONDS ?= 600
 KERNELS := $(wildcard engine/simulate/*.py engine/placement/group_loads.py engine/placement/coactivation/*.py \
-	engine/placement/dispatch_rules.py engine/placement/replication/by_rank.py)
+	engine/placement/best/*.py engine/placement/dispatch_rules.py engine/placement/replication/by_rank.py)
 COMPILED := engine/simulate/__pycache__/.compiled
 
 # Some hundred processes are started by the tests, and each would compile all modules anew.
@@ -15,7 +15,7 @@ GPU_CHECK = $(addprefix --json=,$(GPU_JSON))
 
 .PHONY: studio test everything fuzz gpu gpu-wheels engines lint pictures journeys clean
 
-studio: $(VENV)/.studio
+studio: $(VENV)/.studio $(COMPILED)
 	OPENBLAS_NUM_THREADS=1 $(PYTHON) -m streamlit run app/main.py --server.port $(PORT)
 
 # Half as many processes of pytest again as processors. Every property test tries a fifth of its examples.
@@ -72,17 +72,18 @@ $(VENV)/.studio: requirements.txt requirements-no-deps.txt | $(VENV)/bin/python
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-no-deps.txt
 	$(PYTHON) -m engine.simulate.compile_ahead
-	touch $@
+	touch $@ $(COMPILED)
 
 $(VENV)/.test: requirements-test.txt requirements.txt requirements-dask.txt requirements-no-deps.txt | $(VENV)/bin/python
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check -r requirements-test.txt
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-no-deps.txt
 	$(PYTHON) -m engine.simulate.compile_ahead
-	touch $@ $(VENV)/.studio
+	touch $@ $(VENV)/.studio $(COMPILED)
 
 # Kernels whose sources have changed since, as in another checkout: else every test process compiles them, all at once and
-# while the clocks of tests run.
+# while the clocks of tests run. All are compiled anew, for numba does not see that a function of another file has changed.
 $(COMPILED): $(KERNELS) | $(VENV)/bin/python
+	find engine -name '*.nb[ci]' -delete
 	$(PYTHON) -m engine.simulate.compile_ahead
 	touch $@
 

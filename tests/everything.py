@@ -17,7 +17,6 @@ PATHS = (
     "parallel/test_remote.py",
     "gpu",
     "launch/test_nccl_rules.py",
-    "browser/test_deployment.py",
     "browser/test_jobs.py",
     "browser/test_launch.py",
     "browser/test_recordings.py",

@@ -11,7 +11,6 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 
@@ -32,23 +31,18 @@ class _Collected:
         self.items = [item for item in named if getattr(getattr(item, "obj", None), "is_hypothesis_test", False)]
 
 
-def _counted(test: Callable[..., None], counts: list[int]) -> Callable[..., None]:
-    """The test, which counts its inputs in the one entry of `counts`."""
-
-    @wraps(test)
-    def once(*arguments: object, **named: object) -> None:
-        counts[0] += 1
-        test(*arguments, **named)
-
-    return once
-
-
 def fuzz(item: pytest.Function, seconds: float, folder: Path) -> tuple[int, str | None]:
     """Return the number of inputs that a target took in these seconds, and its failure, if any. A target that asks for
     `tmp_path` gets the folder."""
     ends, counts = time.monotonic() + seconds, [0]
     handle = item.obj.hypothesis
-    test, handle.inner_test = handle.inner_test, _counted(handle.inner_test, counts)
+
+    @wraps(handle.inner_test)
+    def once(*arguments: object, **named: object) -> None:
+        counts[0] += 1
+        handle.inner_test(*arguments, **named)
+
+    test, handle.inner_test = handle.inner_test, once
     parameters = dict(item.callspec.params) if hasattr(item, "callspec") else {}
     if "tmp_path" in inspect.signature(item.obj).parameters:
         parameters["tmp_path"] = folder

@@ -4,7 +4,7 @@ Sizes are chosen so that computation, transfers and start-up times weigh about t
 """
 
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -165,9 +165,10 @@ def problems(
     return make_problem(trace, cluster, model, cost, travel=travel)
 
 
+RULES = (None, "nearest-static", "nearest-dynamic", "fixed")
 travels = st.builds(
     lambda way, dispatch, combine: Travel(unit=way[0], replicas=way[1], dispatch=dispatch, combine=combine),
-    way=st.sampled_from((("copies", None), ("gpu", None), ("node", None), ("gpu", "fewest"), ("node", "fewest"))),
+    way=st.sampled_from([*product(("copies", "gpu", "node"), RULES), ("gpu", "fewest"), ("node", "fewest")]),
     dispatch=st.sampled_from((None, "fp8")),
     combine=st.sampled_from((None, "bf16", "fp32")),
 )

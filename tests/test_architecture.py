@@ -12,6 +12,7 @@ import pytest
 
 import app
 import engine
+from engine import launch
 
 ROOT = Path(__file__).parent.parent
 IMPORT = re.compile(r"^ *(?:from [\w.]+ import (?:\([^)]*\)|[^(\n]+)|import [^\n]+)", re.MULTILINE)
@@ -101,6 +102,14 @@ def test_nothing_imports_upwards(package):
         if {above, below} <= set(floor_of) and floor_of[above] < floor_of[below]
     ]
     assert not wrong, "upwards: " + "; ".join(wrong)
+
+
+def test_the_rooms_of_a_launch_import_one_way_in_the_order_of_its_docstring():
+    name, listed = launch.__name__, launch.__doc__.split("in this list:")[1].split("`worker`")[0]
+    rooms = [line.partition(":")[0] for line in listed.split("\n") if line]
+    assert set(rooms) == {child_of(name, module) for module in modules_under(name)} - {"__init__", "worker"}
+    below = {(room, other) for place, room in enumerate(rooms) for other in rooms[:place]}
+    assert {pair for pair in arrows(name) if pair not in below} == {("worker", "rank"), ("worker", "step")}
 
 
 def test_nothing_in_the_engine_imports_through_its_front_door():

@@ -1,5 +1,7 @@
 """The copy of an expert that serves a token: held against an exhaustive search, with the rows it saves."""
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import strategies as st
@@ -16,19 +18,25 @@ from engine.workload import ExpertLoad
 from tests.cases.examples import tried
 from tests.cases.plans import plan_of
 from tests.oracles.plans import check_plan, rows_of_layer
-from tests.strategies import placements, problems
+from tests.strategies import RULES, placements, problems
 
-UNITS = st.sampled_from(("gpu", "node"))
+FEWEST = st.builds(Travel, unit=st.sampled_from(("gpu", "node")), replicas=st.just("fewest"))
+BY_RANK = st.builds(
+    Travel,
+    unit=st.sampled_from(("copies", "gpu", "node")),
+    replicas=st.sampled_from(RULES[1:]),
+    ranks_per_node=st.sampled_from((None, 1, 2, 3)),
+)
 
 
 @st.composite
-def placed(draw) -> tuple[Problem, Plan]:
+def placed(draw, travels: st.SearchStrategy[Travel] = FEWEST) -> tuple[Problem, Plan]:
     problem = draw(problems(travelling=True, linked=True))
     sizes = problem.workload.layers, problem.workload.num_experts, len(problem.cluster.gpus)
-    return problem, plan_of(draw(placements(*sizes)), travel=Travel(unit=draw(UNITS), replicas="fewest"))
+    return problem, plan_of(draw(placements(*sizes)), travel=draw(travels))
 
 
-@tried(150, placed())
+@tried(450, placed(FEWEST | BY_RANK))
 def test_rows_work_and_seconds_agree_with_a_reading_that_tries_every_way(case):
     problem, plan = case
     (work,), travel = works_of(plan, problem), plan.travel
@@ -41,6 +49,7 @@ def test_rows_work_and_seconds_agree_with_a_reading_that_tries_every_way(case):
     np.testing.assert_allclose(served.sum(axis=2), problem.demand.sum(axis=1))
     assert np.all((served > 0) <= (plan.placement.share > 0))
     np.testing.assert_allclose(moved.sum(axis=1), served.sum(axis=1) * problem.model.bytes_per_token)
+    assert Plan.from_dict(json.loads(plan.to_json()), "plan") == plan
     assert simulate(plan, problem).total == pytest.approx(check_plan(plan, problem), rel=1e-9)
 
 

@@ -83,11 +83,6 @@ def commands_of(page: Path) -> list[str]:
     return [command for line in lines if (command := line.split("  #")[0].strip())]
 
 
-def python_blocks(page: Path) -> dict[str, str]:
-    """The Python of a page by the file named right above it."""
-    return dict(re.findall(r"^`([\w/.]+\.py)`:\n\n```python\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE))
-
-
 def anchors_of(page: Path) -> set[str]:
     """The targets of links into a page: its headings, as GitHub writes them."""
     headings = re.findall(r"^#+ (.+)$", FENCED.sub("", page.read_text()), re.MULTILINE)
@@ -185,7 +180,11 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
 
 @pytest.fixture(scope="module")
 def examples() -> dict[str, str]:
-    return python_blocks(ROOT / "CONTRIBUTING.md")
+    return dict(
+        re.findall(
+            r"^`([\w/.]+\.py)`:\n\n```python\n(.*?)^```$", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL | re.MULTILINE
+        )
+    )
 
 
 def test_the_system_is_the_tested_one(examples: dict[str, str]) -> None:

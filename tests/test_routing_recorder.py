@@ -192,6 +192,7 @@ def test_a_kept_attribute_and_logits_alone():
         lambda logits, index: (logits, index),
         lambda logits, index: {"weights": logits, "topk_indices": index},
         lambda logits, index: (nn.functional.one_hot(index, 6).sum(dim=-2).bool(), logits),
+        lambda logits, index: (logits.sum(), 6, index.T.to(torch.int32), logits.sum(dim=0)),  # [k, token], as DeepSpeed's gate
     ],
 )
 def test_ways_to_return_a_choice(answer):

@@ -18,7 +18,7 @@ from engine.launch.calibration.calibrate import DTYPES
 from engine.launch.places.destination import CPUS_PER_RANK, MEMORY_PER_RANK, SCHEDULERS
 from engine.recording.server import API_KEY
 from engine.recording.sglang import FOLDER_VARIABLE, USUAL_FOLDER
-from engine.serving.choice import OPERATORS
+from engine.serving.aiconfigurator import OPERATORS
 from engine.solve import KERNELS
 from engine.systems import FILES
 from tests import everything

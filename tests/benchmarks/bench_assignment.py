@@ -18,14 +18,6 @@ from tests.oracles.placing import check_colocation, check_colocation_heterogeneo
 EXPERT_SECONDS_PER_TOKEN, TOKENS_PER_SECOND = 2e-6, 1e6
 
 
-def layer(experts: int, gpus: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens float64[gpu, expert] of skewed popularity that differs between sources, and four speeds float64[gpu]."""
-    rng = np.random.default_rng(seed)
-    popularity = rng.dirichlet(np.full(experts, 4.0))
-    tokens = np.stack([rng.multinomial(8192, rng.dirichlet(200 * popularity)) for _ in range(gpus)]).astype(np.float64)
-    return tokens, four_speeds(gpus)
-
-
 def four_speeds(gpus: int) -> np.ndarray:
     """float64[gpu]: four types, as many GPUs of each."""
     return np.array([1.0, 0.8, 0.5, 0.4])[np.arange(gpus) * 4 // gpus]
@@ -38,7 +30,10 @@ def kernels() -> None:
     for experts, gpus in cases:
         slots = np.full(gpus, experts // gpus)
         for seed in range(3):
-            tokens, speed = layer(experts, gpus, seed)
+            rng = np.random.default_rng(seed)
+            popularity = rng.dirichlet(np.full(experts, 4.0))
+            tokens = np.stack([rng.multinomial(8192, rng.dirichlet(200 * popularity)) for _ in range(gpus)]).astype(np.float64)
+            speed = four_speeds(gpus)
             compute = EXPERT_SECONDS_PER_TOKEN * tokens.sum(axis=0) / speed[:, None]
             rate = TOKENS_PER_SECOND * speed
             instance = AssignmentInstance.from_tokens(tokens, compute, rate, rate)

@@ -1,11 +1,10 @@
 """The time of every page: `python -m tests.benchmarks.bench_pages [GPUS …]` (default 64 320).
 
 On the sample and on DeepSeek-R1's recording of `shared` for each number of GPUs, with plans (of the default systems; for
-DeepSeek-R1 the linear placement and EPLB), one of them saved for the Review page. A page is the first that a
-process draws of the open inputs, with everything imported and nothing computed, as after a restart of the studio; then it is
-drawn again, as a click does. A browser's protocol is spoken over a real websocket; the browser's drawing is not in the
-figures. Wall time and, since it does not depend on other work of the machine, the server's CPU time, each the least of some
-attempts.
+DeepSeek-R1 the linear placement and EPLB), one of them saved for the Review page. A page is the first that a process draws of
+the open inputs, with everything imported and nothing computed, as after a restart of the studio; then it is drawn again, as a
+click does. A browser's protocol is spoken over a real websocket; the browser's drawing is not in the figures. Wall time and,
+since it does not depend on other work of the machine, the server's CPU time, each the least of some attempts.
 """
 
 import os

@@ -68,9 +68,25 @@ def main() -> None:
     for step in (DECODE, PREFILL):
         beside(step, sources)
     workload = read_workload(Path(sys.argv[1])) if sys.argv[1:] else synthetic(DEEPSEEK, RECIPE)
-    won_back(workload, sources["operators measured"])
+    source = sources["operators measured"]
+    problem = make_problem(workload, CLUSTER, DEEPSEEK, MEASURED)
+    formats = {"": "10", "overlap": "12", "plan": "10", "step ms": "10.2f", "MoE ms": "10.2f"}
+    show = columns(formats | {"tokens/s/GPU": "14.0f", "gain": "8.1%", "GB": "7.1f"}, f"{workload.name}: tokens/s/GPU")
+    for step in (DECODE, PREFILL):
+        for overlap in ("none", "two-batch"):
+            here = step.model_copy(update={"overlap": overlap})
+            figures = {system: served(system, problem, here, source) for system in ("linear", "eplb")}
+            for system, row in figures.items():
+                took = row.seconds * 1e3, sum(row.moe.values()) * 1e3
+                gain, memory = row.gain_over(figures["linear"]), row.memory.total / 1e9
+                show(step.phase, overlap, system, *took, row.tokens_per_second, gain, memory)
     beside_a_server(workload)
-    power_law()
+    print("\nfused kernels on power-law rows, GPUs that hold 4 to 32 experts: relative error")
+    for phase in ("decode", "prefill"):
+        errors = skew_errors("H200", DEEPSEEK, phase)
+        mine = errors[errors.held.between(4, 32)].groupby("exponent").error
+        for exponent, error in mine:
+            print(f"{phase:>10} exponent {exponent:<5} mean {error.mean():+.2f}, of its size {error.abs().mean():.2f}")
     datasheet_beside_measurements()
 
 
@@ -135,30 +151,11 @@ def theirs(step: ServingStep, distribution: str = "balanced") -> dict[str, float
     return seconds
 
 
-def plan_of(system: str, problem: Problem, step: ServingStep) -> Plan:
+def served(system: str, problem: Problem, step: ServingStep, source: OperatorSource) -> ServingFigures:
     with contextlib.redirect_stderr(io.StringIO()):
         plan = run(SYSTEMS[system], problem).result.solution
-    return Plan.model_validate(dict(plan) | {"travel": TRAVEL[step.phase], "claim": None})
-
-
-def served(system: str, problem: Problem, step: ServingStep, source: OperatorSource) -> ServingFigures:
-    plan = plan_of(system, problem, step)
+    plan = Plan.model_validate(dict(plan) | {"travel": TRAVEL[step.phase], "claim": None})
     return serve(plan, with_fused_experts(problem, plan, step), step, source, source.sizes).figures
-
-
-def won_back(workload: Workload, source: OperatorSource) -> None:
-    """Plans on a recording, in a whole step with and without two batches."""
-    problem = make_problem(workload, CLUSTER, DEEPSEEK, MEASURED)
-    formats = {"": "10", "overlap": "12", "plan": "10", "step ms": "10.2f", "MoE ms": "10.2f"}
-    show = columns(formats | {"tokens/s/GPU": "14.0f", "gain": "8.1%", "GB": "7.1f"}, f"{workload.name}: tokens/s/GPU")
-    for step in (DECODE, PREFILL):
-        for overlap in ("none", "two-batch"):
-            here = step.model_copy(update={"overlap": overlap})
-            figures = {system: served(system, problem, here, source) for system in ("linear", "eplb")}
-            for system, row in figures.items():
-                took = row.seconds * 1e3, sum(row.moe.values()) * 1e3
-                gain, memory = row.gain_over(figures["linear"]), row.memory.total / 1e9
-                show(step.phase, overlap, system, *took, row.tokens_per_second, gain, memory)
 
 
 def beside_a_server(workload: Workload) -> None:
@@ -202,15 +199,6 @@ def roofline_errors(gpu_type: str, step: ServingStep) -> Iterator[float]:
         except InputError:
             continue
         yield seconds_of(RooflineOperators(model, sizes, gpu(gpu_type)).operators(step)) / measured - 1
-
-
-def power_law() -> None:
-    print("\nfused kernels on power-law rows, GPUs that hold 4 to 32 experts: relative error")
-    for phase in ("decode", "prefill"):
-        errors = skew_errors("H200", DEEPSEEK, phase)
-        mine = errors[errors.held.between(4, 32)].groupby("exponent").error
-        for exponent, error in mine:
-            print(f"{phase:>10} exponent {exponent:<5} mean {error.mean():+.2f}, of its size {error.abs().mean():.2f}")
 
 
 if __name__ == "__main__":

@@ -35,13 +35,6 @@ from tests.cases.cli import SAMPLES
 from tests.cases.samples import sample
 
 
-def two_nodes() -> Cluster:
-    """Two nodes of two H100 with links of their own."""
-    node = cluster_presets()["hgx-h100-4-nodes"].cluster.nodes[0]
-    nodes = tuple(node.model_copy(update={"name": name, "gpus": node.gpus[:2]}) for name in ("left", "right"))
-    return Cluster(name="two nodes", nodes=nodes)
-
-
 def plans_of(problem: Problem, orders: Sequence[OrderMode] = (), travels: Sequence[Travel] = ()) -> Iterator[Plan]:
     """Plans with experts in contiguous blocks: of each order, and everything at once by how tokens travel."""
     linear = run(SYSTEMS["linear"], problem, {}).result.solution
@@ -53,7 +46,9 @@ def plans_of(problem: Problem, orders: Sequence[OrderMode] = (), travels: Sequen
 
 
 def main(jobs: int = 3, passes: int = 5) -> None:
-    cluster = two_nodes()
+    node = cluster_presets()["hgx-h100-4-nodes"].cluster.nodes[0]
+    nodes = tuple(node.model_copy(update={"name": name, "gpus": node.gpus[:2]}) for name in ("left", "right"))
+    cluster = Cluster(name="two nodes", nodes=nodes)
     travels = (Travel(), Travel(unit="gpu"), Travel(unit="node"), Travel(unit="node", dispatch="fp8", combine="bf16"))
     for name, wanted in (("alpha", {"orders": ("concurrent", "matched", "two-tier")}), ("beta", {"travels": travels})):
         model = read_model(SAMPLES / f"tiny-moe-{name}.json")

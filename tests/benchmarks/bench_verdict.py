@@ -17,7 +17,7 @@ from engine.formats.packaged import packaged_config
 from engine.model import MoEModel
 from engine.plan import Plan
 from engine.problem import Problem, make_problem
-from engine.serving.choice import choose_operators
+from engine.serving.aiconfigurator import choose_operators
 from engine.serving.step import ServingStep
 from engine.systems import SYSTEMS, run, usual_plan
 from engine.units import seconds, share, signed

@@ -144,7 +144,7 @@ def side(size: int, wrong: object = 0.0, **other: object) -> dict:
 
 
 def nccl_json(sizes=(1024, 2048, 4096), binary="./build/alltoall_perf", gpus=4, inside=True, **top: object) -> dict:
-    """The file of nccl-tests -J, with the devices inside its configuration, as 2.18 has them, or beside it."""
+    """The file of nccl-tests -J, with the devices inside its configuration, as 2.18 has them, or next to it."""
     devices = [
         {
             "rank": rank,

@@ -32,7 +32,9 @@ scan_lists.compile_ahead()  # which `make` does after installing, and is no part
 def bearable() -> Iterator[None]:
     """Fail if the block takes more time or memory than reading any file may. Memory is the peak of the process less the
     memory before; it is not measured where Linux does not tell it."""
-    before, began = _restarted_peak(), time.process_time()
+    if _PROCESS.exists():
+        (_PROCESS / "clear_refs").write_text("5")
+    before, began = _peak(), time.process_time()
     yield
     assert time.process_time() - began < MOST_SECONDS
     assert _peak() - before < MOST_BYTES
@@ -61,13 +63,6 @@ def workload_or_one_line(
         return workload
 
     return answer_or_one_line(checked)
-
-
-def _restarted_peak() -> int:
-    """Bytes of this process that are in memory now, from which on `_peak` counts."""
-    if _PROCESS.exists():
-        (_PROCESS / "clear_refs").write_text("5")
-    return _peak()
 
 
 def _peak() -> int:

@@ -39,8 +39,7 @@ def places_in(value: object, path: tuple = ()) -> list[tuple]:
 
 
 def with_change(value: dict | list, path: tuple, kind: str, new: object) -> dict | list:
-    """A copy with the value at a path replaced by `new`, left out, emptied, repeated, put into a list, or under
-    another key."""
+    """A copy with the value at a path replaced by `new`, left out, emptied, repeated, put into a list, or under another key."""
     key, *rest = path
     copy = dict(value) if isinstance(value, dict) else list(value)
     if rest:

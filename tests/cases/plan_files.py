@@ -32,10 +32,7 @@ def held_by(placement: Placement) -> list[list[list[int]]]:
 
 
 def placed(*rows: Any, model: MoEModel = TINY) -> Placement:
-    """Return a placement.
-
-    rows: int[MoE layer][GPU][slot] experts.
-    """
+    """Return a placement. rows: int[MoE layer][GPU][slot] experts."""
     held = tuple(tuple(map(tuple, row)) for row in rows)
     return Placement(experts=model.experts, experts_of_gpu=held, model_layers=model.moe_layers)
 

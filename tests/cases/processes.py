@@ -1,11 +1,13 @@
-"""The living processes of a launch, and waiting for them."""
+"""The living processes of a launch, waiting for them, and the clock of a slow machine."""
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import psutil
+import pytest
 
 from engine.jobs import protocol
 from engine.launch.running.processes import WORKER
@@ -59,3 +61,11 @@ def servers() -> list[psutil.Process]:
 def left(mark: str) -> list[psutil.Process]:
     """The processes with the mark of a test in their environment."""
     return living(lambda process: process.environ().get("SWITCHYARD_TEST_ORPHANS") == mark)
+
+
+@contextlib.contextmanager
+def slow_machine(monkeypatch: pytest.MonkeyPatch, factor: float) -> Iterator[None]:
+    """A clock that counts the seconds of this process's processors so many times, whatever other processes take of them."""
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "perf_counter", lambda: factor * time.process_time())
+        yield

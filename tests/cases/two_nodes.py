@@ -43,8 +43,8 @@ TIERED = tiered(CONCURRENT)
 
 
 def prepare(ranks: int = 4, cluster: Cluster | None = TWO_NODES, plan: Plan = TIERED, **more) -> PreparedLaunch:
-    """A launch of `TRACE`. more: further plans as `beside`, and options of `Launch`"""
-    plans = (plan, *more.pop("beside", ()))
+    """A launch of `TRACE`. more: further plans (`others`), and options of `Launch`"""
+    plans = (plan, *more.pop("others", ()))
     return prepare_inference(Launch(plans, TRACE, MODEL, cluster, ranks=ranks, **{"repeats": 2} | more), HOST)
 
 

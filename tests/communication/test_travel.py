@@ -95,22 +95,17 @@ def test_every_row_of_an_all_gather_reaches_every_gpu_once_and_crosses_once_a_no
         assert abs(np.where(away, moved, 0)[gpu].sum() - even * (len(sizes) - 1)) < len(sizes)
 
 
-def by_enumeration(weight: np.ndarray, k: int, share: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Probability of every expert and of every place, over all sets of k experts."""
-    sets = list(combinations(range(len(weight)), k))
-    chance = np.array([prod(weight[expert] for expert in chosen) for chosen in sets])
-    chance /= chance.sum()
-    present = np.array([sum(p for p, chosen in zip(chance, sets, strict=True) if e in chosen) for e in range(len(weight))])
-    missed = np.array([prod(1 - share[expert] for expert in chosen) for chosen in sets])
-    return present, 1 - chance @ missed
-
-
 @tried(100, st.integers(2, 7), st.integers(1, 3), st.integers(1, 3), seeds)
 def test_against_all_sets(experts, k, places, seed):
     k, rng = min(k, experts), np.random.default_rng(seed)
     weight = rng.gamma(1.5, size=experts) + 0.05
     share = rng.dirichlet(np.ones(places), experts)
-    present, touched = by_enumeration(weight, k, share)
+    sets = list(combinations(range(len(weight)), k))
+    chance = np.array([prod(weight[expert] for expert in chosen) for chosen in sets])
+    chance /= chance.sum()
+    present = np.array([sum(p for p, chosen in zip(chance, sets, strict=True) if e in chosen) for e in range(len(weight))])
+    missed = np.array([prod(1 - share[expert] for expert in chosen) for chosen in sets])
+    touched = 1 - chance @ missed
     # Loads are all that is known of the weights
     assert touched_by_chance(present * 1000, k, share) == pytest.approx(touched, abs=2e-4)
 

@@ -220,17 +220,6 @@ def test_bad_graphs_are_refused(names, edges, says):
     assert message.startswith("graph.json: ") and says in message
 
 
-def one_by_one(experts: np.ndarray, num_experts: int, capacity: int, served: list[tuple[int, int]]) -> np.ndarray:
-    """Mask when the (token, choice) pairs are served in the given order."""
-    left, mask = [capacity] * num_experts, np.zeros(experts.shape, dtype=bool)
-    for token, choice in served:
-        expert = experts[token, choice]
-        if expert >= 0 and left[expert] > 0:
-            left[expert] -= 1
-            mask[token, choice] = True
-    return mask
-
-
 @st.composite
 def batches(draw) -> tuple[np.ndarray, int, int, np.ndarray]:
     """experts int[token, choice], number of experts, capacity, bounds of some uneven parts."""
@@ -252,7 +241,12 @@ def test_a_whole_batch_is_served_in_order(batch, service):
         served = [(token, choice) for token in range(tokens) for choice in range(choices)]
     else:
         served = [(token, choice) for choice in range(choices) for token in range(tokens)]
-    expected = one_by_one(experts, num_experts, capacity, served)
+    left, expected = [capacity] * num_experts, np.zeros(experts.shape, dtype=bool)
+    for token, choice in served:
+        expert = experts[token, choice]
+        if expert >= 0 and left[expert] > 0:
+            left[expert] -= 1
+            expected[token, choice] = True
     assert np.array_equal(kept(experts, num_experts, capacity, service), expected)
     if choices == 1:  # then both orders of service are one
         assert np.array_equal(kept_with_passing(experts, num_experts, capacity, bounds, service), expected)

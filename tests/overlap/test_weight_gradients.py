@@ -49,11 +49,6 @@ def splittable(instance: WeightGradientInstance) -> float:
     return -linprog(-np.ones(w * m), np.vstack([per_alltoall, per_dw]), limits, bounds=most).fun
 
 
-def sets_are_nested(instance: WeightGradientInstance) -> bool:
-    sets = [set(np.flatnonzero(column)) for column in instance.allowed.T]
-    return all(a <= b or b <= a for a in sets for b in sets)
-
-
 @st.composite
 def instances(draw, alltoalls: int = 3, dws: int = 6, nested: bool | None = None) -> WeightGradientInstance:
     m, w = draw(st.integers(1, alltoalls)), draw(st.integers(1, dws))
@@ -107,7 +102,8 @@ def test_cp_sat_alone_equals_every_assignment(instance):
 
 @tried(80, instances(alltoalls=4, nested=True), st.sampled_from([0.0, 0.5, 0.9, 1.0]))
 def test_states_alone_equal_every_assignment(instance, share):
-    assert sets_are_nested(instance)
+    sets = [set(np.flatnonzero(column)) for column in instance.allowed.T]
+    assert all(a <= b or b <= a for a in sets for b in sets)
     optimum = every_assignment(instance)
     alltoall_of_dw, bound = best_nested(instance, share * optimum, 10**6, never)
     assert optimum * (1 - 1e-12) <= bound <= optimum * (1 + EXACT)

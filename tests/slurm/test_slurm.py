@@ -23,7 +23,7 @@ from engine.result import never
 from tests import warm
 from tests.cases.cli import CommandLine
 from tests.cases.cluster_launches import destination, hold_results, launch_for, shared_folder
-from tests.slurm.real import NODES, Cluster, until
+from tests.slurm.real import NODES, until
 
 SIZE = {"gpus": 0, "cpus_per_node": 2, "memory_per_node": 2.0**30}
 
@@ -79,18 +79,6 @@ def watched(launch, seen: Path, act: Callable[[str], object], stop=never) -> lis
     return [*said, str(failure.value)]
 
 
-def to_the_last_rank(slurm: Cluster, act: Callable[[psutil.Process], object]) -> Callable[[str], None]:
-    """Acts on the second rank of the second node, once it computes."""
-
-    def report(message: str) -> None:
-        for process in slurm.processes(NODES[1]) if "measuring" in message else ():
-            with contextlib.suppress(psutil.Error):
-                if WORKER in process.cmdline() and process.environ().get("RANK") == "3":
-                    act(process)
-
-    return report
-
-
 def test_a_launch_runs_on_two_nodes_and_its_results_are_read(slurm, tmp_path, engine, warm_ranks, monkeypatch, capsys):
     monkeypatch.setattr(local, "POLL", 0.2)
     shared = shared_folder(tmp_path)
@@ -124,7 +112,14 @@ def test_a_rank_that_fails_is_told(slurm, shared, tmp_path, warm_ranks, monkeypa
     launch = launch_for(place(shared, ranks_per_node=2), limit)
     # Ranks wait for each other beyond the time limit of the job.
     launch = replace(launch, instructions=launch.instructions.model_copy(update={"limit": 600.0}))
-    said = watched(launch, tmp_path / "seen", to_the_last_rank(slurm, act))[-1]
+
+    def report(message: str) -> None:
+        for process in slurm.processes(NODES[1]) if "measuring" in message else ():
+            with contextlib.suppress(psutil.Error):
+                if WORKER in process.cmdline() and process.environ().get("RANK") == "3":
+                    act(process)
+
+    said = watched(launch, tmp_path / "seen", report)[-1]
     assert re.search(fault, said), said
 
 

@@ -68,29 +68,24 @@ def planned(case: str) -> tuple[dict, Problem]:
     return run(system, problem, known).result.solution.model_dump(mode="json", exclude_none=True), problem
 
 
-def kept(plan: Plan, problem: Problem) -> None:
-    """Seconds that are recomputed, at least the bound, and no bound above them."""
-    timeline = simulate(plan, problem)
-    total = timeline.total
-    assert bound_of_plan(plan, problem) <= total * (1 + ROUND_OFF)
-    figures = metrics(plan, problem, timeline)
-    assert figures.bound is None or figures.bound <= total * (1 + ROUND_OFF)
-    own = has_inputs_of(plan, problem, ("workload", "model", "cluster", "cost"))
-    if problem.goal is Goal.TRAINING:
-        graph = graph_of(problem, expert_groups(plan.placement))
-        assert check_step(timeline, plan, problem, graph) == pytest.approx(total, rel=ROUND_OFF)
-    elif problem.goal is Goal.TWO_MODELS:
-        assert check_timeline(timeline, plan, problem) == pytest.approx(total, rel=ROUND_OFF)
-    elif plan.reaction is None and (own or plan.send_order.mode in ("sequential", "concurrent")):
-        assert check_plan(plan, problem) == pytest.approx(total, rel=ROUND_OFF)
-
-
 def refused(data: object, problem: Problem) -> str | None:
     """The one line, or None where the plan is taken and right."""
     try:
         plan = Plan.from_dict(data, "sent.json")
         refuse_broken(plan, problem, "sent.json")
-        kept(plan, problem)
+        timeline = simulate(plan, problem)
+        total = timeline.total
+        assert bound_of_plan(plan, problem) <= total * (1 + ROUND_OFF)
+        figures = metrics(plan, problem, timeline)
+        assert figures.bound is None or figures.bound <= total * (1 + ROUND_OFF)
+        own = has_inputs_of(plan, problem, ("workload", "model", "cluster", "cost"))
+        if problem.goal is Goal.TRAINING:
+            graph = graph_of(problem, expert_groups(plan.placement))
+            assert check_step(timeline, plan, problem, graph) == pytest.approx(total, rel=ROUND_OFF)
+        elif problem.goal is Goal.TWO_MODELS:
+            assert check_timeline(timeline, plan, problem) == pytest.approx(total, rel=ROUND_OFF)
+        elif plan.reaction is None and (own or plan.send_order.mode in ("sequential", "concurrent")):
+            assert check_plan(plan, problem) == pytest.approx(total, rel=ROUND_OFF)
     except InputError as error:
         line = str(error)
         assert line.isprintable() and len(line) < LONGEST_LINE, line

@@ -45,10 +45,7 @@ def problem_of(workload: Workload, gpus: int = 2, memory: float = 1e9) -> Proble
 
 
 def laid_out(name: str, *layers: list[list[int]], made_from: Workload | None = None, **provenance) -> Plan:
-    """A plan by the experts on every GPU of every layer.
-
-    made_from: the recording in its provenance.
-    """
+    """A plan by the experts on every GPU of every layer. made_from: the recording in its provenance."""
     experts = max(expert for gpus in layers for slots in gpus for expert in slots) + 1
     inputs = {"workload": made_from.digest} if made_from else {}
     placement = Placement(experts=experts, experts_of_gpu=layers, model_layers=tuple(range(1, len(layers) + 1)))
