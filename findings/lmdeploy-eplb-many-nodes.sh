@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# LMDeploy 0.18.0 with enable_eplb. Its load balancer places experts by their loads only where the number of nodes (ranks over
-# LMDEPLOY_EPLB_RANKS_PER_NODE, 8 by default) divides the number of groups (LMDEPLOY_EPLB_NUM_GROUPS, 4 by default): with 1, 2 or
-# 4 nodes. With any other number (24, 40, 48, 64 ranks and more) it copies the heaviest experts and leaves them all in the order
-# of their numbers, the copies behind them on the last ranks, where DeepSeek's EPLB packs them over all ranks.
-# 256 experts, 64 of them redundant, 64 ranks, the loads of a layer drawn (lognormal); copies of an expert share its tokens alike.
-# The busiest rank has 1.94 times the mean. LMDEPLOY_EPLB_NUM_GROUPS=8 packs node by node, 1.53, and
-# LMDEPLOY_EPLB_RANKS_PER_NODE=64, all ranks as one node, 1.02.
+# Version: LMDeploy 0.18.0, with enable_eplb; torch 2.13.0
+# Behaviour: The load balancer places experts by their loads only where the number of nodes (ranks over
+# LMDEPLOY_EPLB_RANKS_PER_NODE, 8 by default) divides the number of groups (LMDEPLOY_EPLB_NUM_GROUPS, 4 by default): with 1, 2
+# or 4 nodes. With any other number (24, 40, 48, 64 ranks and more) it copies the heaviest experts and leaves them all in the
+# order of their numbers, the copies behind them on the last ranks, where DeepSeek's EPLB packs them over all ranks. 256
+# experts, 64 of them redundant, 64 ranks, the loads of a layer drawn (lognormal); copies of an expert share its tokens alike.
+# Output seen: busiest rank over the mean 1.94 and experts in their order; with LMDEPLOY_EPLB_NUM_GROUPS=8 it packs node by
+# node, 1.53, and with LMDEPLOY_EPLB_RANKS_PER_NODE=64, all ranks as one node, 1.02.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
-# transformers 5.24.0, LongCat-Flash. Its zero-computation experts (`zero_expert_num`) return a token as it is and have no
-# weights. The model nevertheless has inward matrices for them: gate_up_proj is made for all choices of the router, down_proj for
-# the computing experts alone. With the family's default sizes (28 layers, 512 experts and 256 without computation) a third of
-# the inward numbers, 180 388 626 432, belong to nobody: 361 GB in bf16. Whoever counts a model's parameters by building it
-# counts LongCat-Flash a third too large; a checkpoint has no such matrices.
+# Version: transformers 5.24.0, LongCat-Flash; torch 2.13.0
+# Behaviour: Zero-computation experts (`zero_expert_num`) return a token as it is and have no weights. The model nevertheless
+# has inward matrices for them: gate_up_proj is made for all choices of the router, down_proj for the computing experts alone.
+# With the family's default sizes (28 layers, 512 experts and 256 without computation) a third of the inward numbers, 180 388
+# 626 432, belong to nobody: 361 GB in bf16. Whoever counts a model's parameters by building it counts LongCat-Flash's experts a
+# third too large.
+# Output seen: gate_up_proj (768, 4096, 6144), down_proj (512, 6144, 2048); 180,388,626,432 numbers of 28 layers belong to
+# choices without computation.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

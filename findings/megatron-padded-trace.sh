@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
-# Megatron-Core 0.19.2, --moe-routing-trace-path. The tracer takes a layer's routing map after the capacity factor. Where choices
-# were dropped the map has too few of them, and the layer is left out of the trace without a word. Where experts' inputs are padded
-# to the capacity (--moe-pad-expert-input-to-capacity) the map has the padded places too; with a factor of 1 they are as many as
-# the choices, so that the layer is written, cut into rows of k that belong to other tokens, under "top_indices". Every expert
-# then has as many tokens as every other: a trace of a skewed router looks perfectly balanced.
-# Eight tokens choose two of four experts; all of them choose expert 0.
+# Version: Megatron-Core 0.19.2, --moe-routing-trace-path; torch 2.13.0
+# Behaviour: The tracer takes a layer's routing map after the capacity factor. Where choices were dropped the map has too few of
+# them, and the layer is left out of the trace without a word. Where experts' inputs are padded to the capacity
+# (--moe-pad-expert-input-to-capacity) the map has the padded places too; with a factor of 1 they are as many as the choices, so
+# that the layer is written, cut into rows of k that belong to other tokens, under "top_indices". Every expert then has as many
+# tokens as every other: a trace of a skewed router looks perfectly balanced. Eight tokens choose two of four experts; all of
+# them choose expert 0.
+# Output seen: dropped to a capacity the trace has [], padded to it rows of other tokens; tokens of experts [8, 3, 3, 2] as
+# chosen, [4, 4, 4, 4] in the padded trace.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

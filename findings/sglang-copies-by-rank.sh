@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
-# SGLang 0.5.23, --ep-dispatch-algorithm static with an all-to-all backend (its default with DeepEP). More copies of an expert
-# do not divide its tokens: a rank takes its own copy, else the first of its node, else one that it draws for itself. A second
-# copy in a node therefore serves, of that node, its own rank alone. And ranks draw from one seeded sequence, each from the place
-# that its own copies left it at, so that the fair division that each of them draws for all is not the one that they make.
-# Eight ranks in four nodes of two, equal tokens each; expert 0 has copies on ranks 0, 1 and 2. Ranks 0 and 1 keep their own
-# tokens, ranks 2 and 3 use the copy on rank 2, and ranks 4 to 7 draw: 2, 0 and 2 of them in layer 1, where 1, 1 and 2 are fair.
+# Version: SGLang 0.5.23, --ep-dispatch-algorithm static with an all-to-all backend (its default with DeepEP); torch 2.13.0
+# Behaviour: More copies of an expert do not divide its tokens: a rank takes its own copy, else the first of its node, else one
+# that it draws for itself. A second copy in a node therefore serves, of that node, its own rank alone. And ranks draw from one
+# seeded sequence, each from the place that its own copies left it at, so that the fair division that each of them draws for all
+# is not the one that they make. Eight ranks in four nodes of two, equal tokens each; expert 0 has copies on ranks 0, 1 and 2.
+# Ranks 0 and 1 keep their own tokens, ranks 2 and 3 use the copy on rank 2, and ranks 4 to 7 draw: 2, 0 and 2 of them in layer
+# 1, where 1, 1 and 2 are fair.
+# Output seen: ranks that send to copies 0, 1 and 2, by layer: [[2, 2, 4], [3, 1, 4], [2, 2, 4], [2, 2, 4], [3, 2, 3], [2, 2,
+# 4]].
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
