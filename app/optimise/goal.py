@@ -148,11 +148,12 @@ REPLICAS: dict[str, Replicas | None] = {
     "fewest": "fewest",
 }
 REPLICAS_HELP = (
-    "Where an expert has copies. In turn: each serves as many tokens as the others, as in vLLM, and in SGLang without an "
-    "all-to-all backend. Nearest: SGLang with DeepEP, its default: a rank has one copy, its own, else its node's first, else "
-    "one that it drew; dynamic: all in turn instead; linear programme: those that leave the busiest GPU least to do. Fixed: "
-    "vLLM-Ascend gives rank r copy r modulo the copies. Fewest: each token goes to the copies that touch fewest GPUs or nodes, "
-    "which no engine is known to do. Replication plans for the rule."
+    "Where an expert has copies. In turn: each serves as many tokens as the others, as in SGLang without an all-to-all "
+    "backend, and in vLLM with hundreds of tokens on a rank (of fewer, its first copies serve more). Nearest: SGLang with "
+    "DeepEP, its default: a rank has one copy, its own, else its node's first, else one that it drew; dynamic: all in turn "
+    "instead; linear programme: those that leave the busiest GPU least to do. Fixed: vLLM-Ascend gives rank r copy r modulo "
+    "the copies. Fewest: each token goes to the copies that touch fewest GPUs or nodes, which no engine is known to do. "
+    "Replication plans for the rule."
 )
 
 

@@ -263,7 +263,7 @@ def _brief(plan: Plan, problem: Problem, in_use: Plan | None) -> Brief:
 )
 def with_risks(brief: Brief, others: list[str]) -> Brief:
     """The brief with the plan's gain on these recordings."""
-    return with_risks_of(brief, [cached.recording(other) for other in others])
+    return with_risks_of(brief, [cached.recording(other) for other in others], cached.simulate)
 
 
 def follow() -> tuple[SavedPlan, Place] | None:

@@ -301,7 +301,6 @@ def project_evenly(plan: Plan, problem: Problem) -> EvenProjection:
     if plan.goal is not Goal.INFERENCE:
         raise InputError(f"the plan {plan.name} is for {plan.goal}; only plans for one model's inference are projected")
     now = plan.placement
-    # Slots of every GPU in every layer
     most = int(np.minimum(problem.expert_slots_of_gpu(), now.experts).min())
     least, wanted = (-(-copies // now.gpus) for copies in (now.experts, int(now.slots.sum(axis=1).max())))
     if most < least:

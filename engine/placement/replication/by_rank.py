@@ -293,7 +293,7 @@ def improve(
     """Exchange slots of the busiest GPU with slots of others, or let one of two slots take the expert of the other where its
     own has more copies, drawn at random. Between GPUs of a node, copies that are their experts' only ones there keep the ranks
     that use them and all that these draw, so that nothing is counted anew. What makes the busiest GPU slower by no more than a
-    tolerance stays, too, and the tolerance falls; the best is kept. The time of the busiest GPU that it ends with.
+    tolerance stays, too, and the tolerance falls; the best is kept.
 
     packed: int64[gpu, place], changed in place
     draws: int64[trial]
