@@ -9,6 +9,7 @@ from numba import njit
 from engine.placement.assignment import AssignmentInstance
 from engine.result import Bools, Floats, Ints
 
+ACCEPT, KICKS_PER_RETURN = 1.002, 50
 SQUARINGS = 9
 """Loads are compared in the 2**9-norm: nearly the maximum, yet it still sees the second worst GPU."""
 
@@ -17,6 +18,7 @@ class GroupLoads:
     """An assignment with its loads; items are the experts and, with slots to spare, one free place per GPU.
 
     place: int64[item], the GPU of every item
+    kept, best: int64[item], the assignment that the search goes on from, and the one of the lowest cost
     """
 
     def __init__(self, instance: AssignmentInstance, slots: Ints) -> None:
@@ -39,31 +41,23 @@ class GroupLoads:
         self.barred = np.zeros(len(compute), dtype=np.bool_)
         """bool[item]: a free place that its GPU does not have, which may be exchanged with nothing."""
         self.place = np.concatenate([self._greedy(), np.arange(gpus if spare else 0)])
-        self._reload()
+        _reload(self.place, self.experts, self.slots, self.tables, self.empty, self.loads, self.barred)
+        self.kept, self.best, self.kicks = self.place.copy(), self.place.copy(), 0
+        self.costs = np.full(2, self.cost())
+        """float64[2]: max F + 2 max N of the best assignment and of the kept one, from which the next kick starts."""
 
     def cost(self) -> float:
         """max F + 2 max N in seconds."""
-        return float(self.loads[0].max() + 2 * np.maximum(self.loads[1], self.loads[2]).max())
+        return float(_cost(self.loads))
 
-    def restore(self, place: Ints) -> None:
-        """Take back a former `place`."""
-        self.place = place.copy()
-        self._reload()
+    def search(self, steps: int, target: float, rng: np.random.Generator) -> None:
+        """Steps of the local search, fewer once the lowest cost is at most `target`.
 
-    def improve(self) -> bool:
-        """Make the best exchange at the GPUs with the largest F and N, if one lowers the smoothed objective."""
-        first, second = _best_exchange(self.place, self.barred, self.tables, self.loads)
-        if first < 0:
-            return False
-        self._exchange(first, second)
-        return True
-
-    def kick(self, rng: np.random.Generator) -> None:
-        """One to three random exchanges."""
-        for _ in range(rng.integers(1, 4)):
-            first, second = rng.integers(len(self.place), size=2)
-            if not (self.barred[first] or self.barred[second]):
-                self._exchange(int(first), int(second))
+        A step takes the best exchange of an item on the GPU with the largest F or N for any other item; where none helps the
+        state is accepted or taken back, and kicked by one to three random exchanges.
+        """
+        arrays = self.place, self.kept, self.best, self.costs, self.slots, self.tables, self.empty, self.loads, self.barred
+        self.kicks = _search(steps, target, self.kicks, rng, self.experts, *arrays)
 
     def _greedy(self) -> Ints:
         """The heaviest expert first, each where the objective grows least."""
@@ -80,17 +74,65 @@ class GroupLoads:
             left[gpu] -= 1
         return place
 
-    def _exchange(self, first: int, second: int) -> None:
-        """Swap the GPUs of two items; a free place stays where it is, for only its GPU's count changes."""
-        gpu_first, gpu_second = self.place[first], self.place[second]
-        if first < self.experts:
-            self.place[first] = gpu_second
-        if second < self.experts:
-            self.place[second] = gpu_first
-        self._reload()
 
-    def _reload(self) -> None:
-        _reload(self.place, self.experts, self.slots, self.tables, self.empty, self.loads, self.barred)
+@njit(cache=True, nogil=True)
+def _search(
+    steps: int,
+    target: float,
+    kicks: int,
+    rng: np.random.Generator,
+    experts: int,
+    place: Ints,
+    kept: Ints,
+    best: Ints,
+    costs: Floats,
+    slots: Ints,
+    tables: Floats,
+    empty: Floats,
+    loads: Floats,
+    barred: Bools,
+) -> int:
+    """`GroupLoads.search`; the number of kicks so far."""
+    items = len(place)
+    for _ in range(steps):
+        if costs[0] <= target:
+            break
+        first, second = _best_exchange(place, barred, tables, loads)
+        if first >= 0:
+            _exchange(place, first, second, experts)
+            _reload(place, experts, slots, tables, empty, loads, barred)
+            if _cost(loads) < costs[0]:
+                best[:], costs[0] = place, _cost(loads)
+            continue
+        kicks += 1
+        if kicks % KICKS_PER_RETURN == 0:
+            kept[:], costs[1] = best, costs[0]
+        elif _cost(loads) <= costs[1] * ACCEPT:
+            kept[:], costs[1] = place, _cost(loads)
+        place[:] = kept
+        _reload(place, experts, slots, tables, empty, loads, barred)
+        for _ in range(rng.integers(1, 4)):
+            first, second = rng.integers(0, items), rng.integers(0, items)
+            if not (barred[first] or barred[second]):
+                _exchange(place, first, second, experts)
+                _reload(place, experts, slots, tables, empty, loads, barred)
+    return kicks
+
+
+@njit(cache=True, nogil=True)
+def _cost(loads: Floats) -> float:
+    """max F + 2 max N in seconds."""
+    return loads[0].max() + 2 * max(loads[1].max(), loads[2].max())
+
+
+@njit(cache=True, nogil=True)
+def _exchange(place: Ints, first: int, second: int, experts: int) -> None:
+    """Swap the GPUs of two items; a free place stays where it is, for only its GPU's count changes."""
+    gpu_first, gpu_second = place[first], place[second]
+    if first < experts:
+        place[first] = gpu_second
+    if second < experts:
+        place[second] = gpu_first
 
 
 @njit(cache=True, nogil=True)
@@ -126,6 +168,15 @@ def _norm(total: float, top: float) -> float:
 
 
 @njit(cache=True, nogil=True)
+def _nearly_norm(total: float, top: float) -> float:
+    """`_norm`, or less, to 1e-11 and much faster. Logarithms differ from machine to machine: they only spare roots."""
+    if total < 0.01:
+        return 0.0
+    small = np.log(total) / 2**SQUARINGS
+    return top * (1 + small * (1 + small / 2 * (1 + small / 3 * (1 + small / 4))))
+
+
+@njit(cache=True, nogil=True)
 def _best_exchange(place: Ints, barred: Bools, tables: Floats, loads: Floats) -> tuple[int, int]:
     """The two items of the exchange that lowers the smoothed objective most; -1 where none lowers it.
 
@@ -148,33 +199,51 @@ def _best_exchange(place: Ints, barred: Bools, tables: Floats, loads: Floats) ->
             n_others[which, there] = max(n_sum - n_powers[here] - n_powers[there], 0.0)
             f_least[which, there] = _norm(f_others[which, there], f_top)
             n_least[which, there] = _norm(n_others[which, there], n_top)
+    # What every second item brings to the GPU it joins on `first`, leaves behind, and where: once for all first items.
+    items = len(place)
+    left = np.empty((3, items))
+    for item in range(items):
+        there = place[item]
+        for load in range(3):
+            left[load, item] = loads[load, there] - tables[load, item, there]
+    brought, floors = np.empty((3, items)), np.empty(items)
+    known = -1
     lowest = (_norm(f_sum, f_top) + 2 * _norm(n_sum, n_top)) * (1 - 1e-12)
     best = (-1, -1)
-    for first in range(len(place)):
+    for first in range(items):
         here = place[first]
         if barred[first] or (here != worst[0] and here != worst[1]):
             continue
         which = 0 if here == worst[0] else 1
-        for second in range(len(place)):
+        if known != here:
+            known = here
+            for item in range(items):
+                for load in range(3):
+                    brought[load, item] = tables[load, item, here]
+        f_rest, in_rest, out_rest = loads[:, here] - tables[:, first, here]
+        f_joins, in_joins, out_joins = tables[0, first], tables[1, first], tables[2, first]
+        for second in range(items):
             there = place[second]
-            if there == here or barred[second]:
-                continue
-            f_here = loads[0, here] - tables[0, first, here] + tables[0, second, here]
-            f_there = loads[0, there] - tables[0, second, there] + tables[0, first, there]
-            n_here = max(
-                loads[1, here] - tables[1, first, here] + tables[1, second, here],
-                loads[2, here] - tables[2, first, here] + tables[2, second, here],
+            f_floor = max(f_rest + brought[0, second], left[0, second] + f_joins[there])
+            n_floor = max(
+                max(in_rest + brought[1, second], out_rest + brought[2, second]),
+                max(left[1, second] + in_joins[there], left[2, second] + out_joins[there]),
             )
-            n_there = max(
-                loads[1, there] - tables[1, second, there] + tables[1, first, there],
-                loads[2, there] - tables[2, second, there] + tables[2, first, there],
-            )
-            f_floor = max(f_least[which, there], min(max(f_here, f_there), 2 * f_top))
-            n_floor = max(n_least[which, there], min(max(n_here, n_there), 2 * n_top))
-            if (f_floor + 2 * n_floor) * (1 - 1e-9) >= lowest:  # whatever is lost to rounding
+            f_floor = max(f_least[which, there], min(f_floor, 2 * f_top))
+            n_floor = max(n_least[which, there], min(n_floor, 2 * n_top))
+            floors[second] = (f_floor + 2 * n_floor) * (1 - 1e-9)  # whatever is lost to rounding
+        for second in range(items):
+            there = place[second]
+            if floors[second] >= lowest or there == here or barred[second]:
                 continue
-            f_after = _norm(f_others[which, there] + _power(f_here, f_top) + _power(f_there, f_top), f_top)
-            n_after = _norm(n_others[which, there] + _power(n_here, n_top) + _power(n_there, n_top), n_top)
+            f_here, f_there = f_rest + brought[0, second], left[0, second] + f_joins[there]
+            n_here = max(in_rest + brought[1, second], out_rest + brought[2, second])
+            n_there = max(left[1, second] + in_joins[there], left[2, second] + out_joins[there])
+            f_total = f_others[which, there] + _power(f_here, f_top) + _power(f_there, f_top)
+            n_total = n_others[which, there] + _power(n_here, n_top) + _power(n_there, n_top)
+            if (_nearly_norm(f_total, f_top) + 2 * _nearly_norm(n_total, n_top)) * (1 - 1e-9) >= lowest:
+                continue
+            f_after, n_after = _norm(f_total, f_top), _norm(n_total, n_top)
             if f_after + 2 * n_after < lowest:
                 lowest, best = f_after + 2 * n_after, (first, second)
     return best
@@ -182,4 +251,5 @@ def _best_exchange(place: Ints, barred: Bools, tables: Floats, loads: Floats) ->
 
 def compile_ahead() -> None:
     """Run every compiled function once, with the types that it always has."""
-    GroupLoads(AssignmentInstance(np.ones((2, 4)), np.ones((2, 4)), np.ones(2), np.zeros((2, 4))), np.array([2, 3])).improve()
+    instance = AssignmentInstance(np.ones((2, 4)), np.ones((2, 4)), np.ones(2), np.zeros((2, 4)))
+    GroupLoads(instance, np.array([2, 3])).search(2, 0.0, np.random.default_rng(0))

@@ -21,12 +21,11 @@ from engine.result import Floats, Ints, Limits, Report, Result, Stop, never, rel
 STEPS_PER_EXPERT = 60
 SECONDS_PER_STEP, SECONDS_PER_PAIR = 4e-6, 15e-9
 """Cost of a step and of one pair looked at in it, measured: they turn seconds into steps, so that answers repeat."""
-ACCEPT = 1.002
-KICKS_PER_RETURN = 50
 STEPS_PER_POLL = 16
 PROVEN_GAP = 1e-6
-CP_SAT_PAIRS = 4096
-"""GPU-expert pairs up to which CP-SAT pays: above, it spends tens of seconds on its first relaxation."""
+CP_SAT_PAIRS, CP_SAT_PAIRS_PER_SECOND = 4096, 5000
+"""GPU-expert pairs up to which CP-SAT pays, at all and for each second it may work: above, it spends tens of seconds, or all of
+them, on its first relaxation."""
 CP_SAT_UNITS = 2**30
 """Integer units of the known objective in the model: rounding costs under 2e-7 of it even with 50 experts on a GPU. With
 2^32 and more CP-SAT 9.15 calls wrong answers of small models optimal (32-bit sums in its presolve)."""
@@ -45,34 +44,23 @@ def search(
 ) -> Ints:
     """gpu_of_expert int64[expert] with a low max F + 2 max N, within the slots int64[gpu].
 
-    A step takes the best exchange of an item on the GPU with the largest F or N for any other item, where an item is an expert
-    or a free place; where none helps the state is accepted or taken back, and kicked by a few random exchanges. Ends after the
-    steps that fit `seconds`, at the `deadline` of time.perf_counter, at an objective of `target`, or when `stop` answers True.
+    The steps are those of `GroupLoads.search`: as many as fit `seconds`, fewer at the `deadline` of time.perf_counter, at an
+    objective of `target`, or when `stop` answers True.
     """
     state = GroupLoads(instance, slots)
     worst_pairs = 2 * int(np.ceil(instance.experts / instance.gpus)) * len(state.place)
     steps = int(seconds / (SECONDS_PER_STEP + SECONDS_PER_PAIR * worst_pairs))
+    steps = min(steps, STEPS_PER_EXPERT * instance.experts)
     rng = np.random.default_rng(seed)
-    best, kept = state.place.copy(), state.place.copy()
-    lowest = kept_cost = state.cost()
-    on_incumbent(lowest)
-    kicks = 0
-    for step in range(min(steps, STEPS_PER_EXPERT * instance.experts)):
-        if lowest <= target or (step % STEPS_PER_POLL == 0 and (stop() or time.perf_counter() > deadline)):
-            break
-        if state.improve():
-            if state.cost() < lowest:
-                best, lowest = state.place.copy(), state.cost()
-                on_incumbent(lowest)
-            continue
-        kicks += 1
-        if kicks % KICKS_PER_RETURN == 0:
-            kept, kept_cost = best.copy(), lowest
-        elif state.cost() <= kept_cost * ACCEPT:
-            kept, kept_cost = state.place.copy(), state.cost()
-        state.restore(kept)
-        state.kick(rng)
-    return best[: instance.experts]
+    lowest, done = math.inf, 0
+    while True:
+        if state.costs[0] < lowest:
+            lowest = float(state.costs[0])
+            on_incumbent(lowest)
+        if done >= steps or lowest <= target or stop() or time.perf_counter() > deadline:
+            return state.best[: instance.experts]
+        state.search(min(STEPS_PER_POLL, steps - done), target, rng)
+        done += STEPS_PER_POLL
 
 
 def assign_groups(
@@ -89,8 +77,8 @@ def assign_groups(
     slots: int64[gpu], the experts that each GPU takes, or at most takes with `exact_slots=False`
 
     Status OPTIMAL if the relative gap is at most 1e-6, TIME_LIMIT if CP-SAT ended without that proof, FEASIBLE if the
-    instance is beyond CP-SAT (more than 4096 GPU-expert pairs), CANCELLED if `stop` answered True. Raises InputError if the
-    slots cannot hold the experts.
+    instance is beyond CP-SAT (more GPU-expert pairs than 4096, or than pay in that time), CANCELLED if `stop` answered True.
+    Raises InputError if the slots cannot hold the experts.
     """
     start = time.perf_counter()
     slots, seed = _checked_slots(slots, instance, exact_slots), limits.seed
@@ -117,7 +105,7 @@ def assign_groups(
     bound, target = least, least * (1 + PROVEN_GAP)
     best = search(instance, slots, SEARCH_SHARE * limits.seconds, deadline, seed, target, stop, found)
     objective = instance.cost(best)
-    beyond_cp_sat = instance.compute.size > CP_SAT_PAIRS
+    beyond_cp_sat = instance.compute.size > min(CP_SAT_PAIRS, CP_SAT_PAIRS_PER_SECOND * CP_SAT_SHARE * limits.seconds)
     if relative_gap(objective, bound) > PROVEN_GAP and not beyond_cp_sat and not stop():
         rest = Limits(CP_SAT_SHARE * limits.seconds, max(0.0, deadline - time.perf_counter()), seed)
         improved, proven = best_groups(instance, slots, exact_slots, best, rest, stop, found)
@@ -221,34 +209,47 @@ def relaxation_bound(
     """Lower bound of max F + 2 max N in seconds: the linear relaxation with max F and max N not below their floors.
 
     The simplex code only proposes multipliers. The bound is the Lagrangian at them; its minimum over the assignments is a
-    transportation problem solved exactly, so no solver tolerance enters it. 0 if the simplex code came to no end within
-    `seconds` of work, or by the `deadline` of time.perf_counter.
+    transportation problem solved exactly, so no solver tolerance enters it. GPUs that nothing tells apart are one to the
+    simplex code, with as much room as all of them: of any solution the mean over their names is one too. 0 if the simplex
+    code came to no end within `seconds` of work, or by the `deadline` of time.perf_counter.
     """
+    # Where no load is above its floor with every expert spread over all slots, the floors are the relaxation.
+    share = slots / slots.sum()
+    f, received, saved = (table.sum(axis=1) * share for table in (instance.compute, instance.receive, instance.send_saved))
+    if f.max() <= floors[0] and max(received.max(), (instance.send_total - saved).max()) <= floors[1]:
+        return floors[0] + 2 * floors[1]
+
     from ortools.linear_solver.python import model_builder
     from scipy.optimize import linear_sum_assignment
+    from scipy.sparse import csr_matrix
 
     from engine.solver import DETERMINISTIC_SHARE, POLL_SECONDS
 
-    gpus, experts = instance.gpus, instance.experts
-    unit = instance.cost(np.repeat(np.arange(gpus), slots)[:experts]) or 1.0
-    weighted_sum, ones = model_builder.LinearExpr.weighted_sum, np.ones(max(gpus, experts))
+    experts = instance.experts
+    unit = instance.cost(np.repeat(np.arange(instance.gpus), slots)[:experts]) or 1.0
+    # What a GPU sends in any case is in the floor of N already.
+    sent = np.where(instance.send_saved.any(axis=1), instance.send_total, 0.0)
+    told_by = np.column_stack([instance.compute, instance.receive, instance.send_saved, sent, slots])
+    rows = told_by.view(np.dtype((np.void, told_by.itemsize * told_by.shape[1]))).ravel()
+    _, first, kind, alike = np.unique(rows, return_index=True, return_inverse=True, return_counts=True)
+    kinds, room = len(first), (alike * slots[first]).astype(np.float64)
+    # Variables: the part of an expert on a kind, by kind; F and N. Rows: experts, rooms, and three loads a kind.
+    part, most = np.arange(kinds * experts).reshape(kinds, experts), np.full(kinds, np.inf)
+    load_rows = [np.column_stack([part, np.full(kinds, limit)]).ravel() for limit in (part.size, part.size + 1, part.size + 1)]
+    tables = (table[first] / (unit * alike[:, None]) for table in (instance.compute, instance.receive, -instance.send_saved))
+    loads = [np.column_stack([table, -np.ones(kinds)]).ravel() for table in tables]
+    lengths = np.repeat([kinds, experts, experts + 1], [experts, kinds, 3 * kinds])
+    entries = np.concatenate([np.ones(2 * part.size), *loads])
+    columns = np.concatenate([part.T.ravel(), part.ravel(), *load_rows])
     model = model_builder.Model()
-    f, n = (model.new_num_var(floor / unit, 2.0, name) for floor, name in zip(floors, "fn", strict=True))
-    x = [[model.new_num_var(0.0, 1.0, "") for _ in range(experts)] for _ in range(gpus)]
-    for e in range(experts):
-        model.add(weighted_sum([x[g][e] for g in range(gpus)], ones[:gpus]) == 1.0)
-    loads = []
-    for g in range(gpus):
-        held = weighted_sum(x[g], ones[:experts])
-        model.add(held == float(slots[g]) if exact_slots else held <= float(slots[g]))
-        for load, limit, known in (
-            (instance.compute[g], f, 0.0),
-            (instance.receive[g], n, 0.0),
-            (-instance.send_saved[g], n, instance.send_total[g]),
-        ):
-            row = weighted_sum([*x[g], limit], [*(load / unit), -1.0])
-            loads.append(model.add(row <= -known / unit))
-    model.minimize(f + 2 * n)
+    model.helper.fill_model_from_sparse_data(
+        np.append(np.zeros(part.size), np.array(floors) / unit),
+        np.append(np.ones(part.size), [2.0, 2.0]),
+        np.append(np.zeros(part.size), [1.0, 2.0]),
+        np.concatenate([np.ones(experts), room if exact_slots else -most, *[-most] * 3]),
+        np.concatenate([np.ones(experts), room, np.zeros(2 * kinds), -sent[first] / unit]),
+        csr_matrix((entries, columns, np.append(0, np.cumsum(lengths))), (len(lengths), part.size + 2)),
+    )
     solver = model_builder.Solver("glop")
     solver.set_solver_specific_parameters(f"max_deterministic_time: {DETERMINISTIC_SHARE * seconds}")
     if math.isfinite(deadline):
@@ -262,7 +263,9 @@ def relaxation_bound(
             solver.stop_search()
     if not outcome or outcome[0] != model_builder.SolveStatus.OPTIMAL:
         return 0.0
-    on_f, on_receive, on_send = np.maximum(-np.array([solver.dual_value(row) for row in loads]), 0.0).reshape(gpus, 3).T
+    duals = [solver.dual_value(row) for row in model.get_linear_constraints()[-3 * kinds :]]
+    on_kind = np.maximum(-np.array(duals), 0.0).reshape(3, kinds) / alike
+    on_f, on_receive, on_send = on_kind[:, kind]
     on_f = on_f / max(on_f.sum(), 1.0)
     share = max((on_receive.sum() + on_send.sum()) / 2, 1.0)
     on_receive, on_send = on_receive / share, on_send / share

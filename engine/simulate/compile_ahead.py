@@ -1,6 +1,6 @@
 """Compile the simulation ahead of its first run: `python -m engine.simulate.compile_ahead`, once after installing, which
-compiles the placement of several experts to a GPU, of experts that fire together, of copies for a rule of dispatch, and the
-reading of lists too.
+compiles the placement of several experts to a GPU, of experts that follow each other or fire together, of copies for a rule of
+dispatch, and the reading of lists too.
 
 The machine code is kept in the folders of the sources, or if those cannot be written in the cache folder of the user
 (numba's rule), and is compiled anew when a source changes.
@@ -27,12 +27,14 @@ if __name__ == "__main__":
     # Not needed by who compiles the simulation alone.
     from engine.formats import scan_lists
     from engine.placement import best, group_loads
+    from engine.placement.affinity import kernel as affinity
     from engine.placement.coactivation import kernel as coactivation
     from engine.placement.replication import by_rank
 
     compile_ahead()
     group_loads.compile_ahead()
-    best.compile_ahead()
+    best.compile_ahead(by_rank=True)
+    affinity.compile_ahead()
     coactivation.compile_ahead()
     by_rank.compile_ahead()
     scan_lists.compile_ahead()

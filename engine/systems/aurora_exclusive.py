@@ -235,11 +235,11 @@ def assign_layers(
         seconds, placed = LayerSeconds(problem, layer), result.solution
         # Where ranks share processors, or links or different rates out and in leave the instance only a relaxation, its
         # optimum is a start for a search on the real objective.
-        if seconds(placed) > result.objective * (1 + 1e-9):
+        if (needed := seconds(placed)) > result.objective * (1 + 1e-9):
             steps = min(EXCHANGES_PER_EXPERT * experts, int(time_limit / layers / SECONDS_PER_EXCHANGE))
             placed = exchange_search([placed, start], slots, exact_slots, seconds, steps, seed, late)
+            needed = seconds.afresh(placed)
         gpu_of_expert[layer] = placed
-        needed = seconds.afresh(placed)
         objective += needed
         bound += result.bound
         proven += needed <= result.bound * (1 + PROVEN_GAP)

@@ -161,7 +161,7 @@ def compare_executions(loads: Mapping[Execution, Load], problem: Problem) -> Not
     both = {execution: load.work for execution, load in loads.items()}
     crossing = {name: crossing_bytes(work) for name, work in both.items()}
     coherent = both["context-coherent"]
-    gathered = off_diagonal(coherent.prompt_gather) + off_diagonal(coherent.gather)
+    gathered = off_diagonal(coherent.prompt_gather) / coherent.passes + off_diagonal(coherent.gather)
     gpus, layers, model = len(problem.cluster.gpus), problem.workload.layers, problem.model
     known = "" if model.kv_numbers else " at full width"
     exchanges = layers if problem.workload.k == 1 else 2 * layers
@@ -181,7 +181,8 @@ def compare_executions(loads: Mapping[Execution, Load], problem: Problem) -> Not
 
 def crossing_bytes(work: Work) -> float:
     """Bytes that change GPU in one pass, all-gathers included."""
-    gathers = (traffic for traffic in (work.prompt_gather, work.gather) if traffic is not None)
+    parts = (work.prompt_gather, work.passes), (work.gather, 1)
+    gathers = (traffic / passes for traffic, passes in parts if traffic is not None)
     return float(sum(off_diagonal(traffic).sum() for traffic in (*work.dispatch, *work.combine, *gathers)))
 
 

@@ -97,14 +97,18 @@ def test_search_finds_the_optimum_of_dynamic_programming(experts, gpus, gpus_per
         assert prices.worth(place) == pytest.approx(prices.worth(exact), rel=1e-12)
 
 
-@pytest.mark.parametrize("across", [False, True])
+@pytest.mark.parametrize("hops", ["in a node", "across nodes", "in a layer too"])
 @pytest.mark.parametrize("size", [1, 2, 3, 6, 10])
-def test_dividing_two_gpus_anew_gains_what_it_says_and_is_optimal_for_few_experts(size, across):
+def test_dividing_two_gpus_anew_gains_what_it_says_and_is_optimal_for_few_experts(size, hops):
     gpus, layers, experts, gpus_per_node = 4, 3, 4 * size, 2
     rng = np.random.default_rng(size)
-    prices = Prices(random_counts(layers, experts, size), gpus, gpus_per_node, 1.0, 2.0)
+    prices = Prices(counts := random_counts(layers, experts, size), gpus, gpus_per_node, 1.0, 2.0)
+    if hops == "in a layer too":
+        both = np.concatenate([counts, counts[:1]])
+        within = (both + both.transpose(0, 2, 1)) * ~np.eye(experts, dtype=bool)
+        prices = Prices(counts, gpus, gpus, 1.0, 0.0, within)
     place = np.array([rng.permutation(experts) % gpus for _ in range(layers)])
-    p, q = (1, 2) if across else (2, 3)
+    p, q = (1, 2) if hops == "across nodes" else (2, 3)
     held = held_by_gpu(place, gpus)[None]
     (gain,) = divide_anew(held, prices, np.array([0]), np.array([p]), np.array([q]), 1e-9)
     after = gpu_of_expert(held[0])

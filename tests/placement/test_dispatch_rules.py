@@ -21,6 +21,7 @@ from engine.simulate.work import Load
 from engine.systems import SYSTEMS, run
 from engine.timeline import balancedness
 from engine.workload import ExpertLoad, RoutingTrace
+from tests import everything
 from tests.cases.examples import tried
 from tests.oracles.dispatch import copies_of_rank
 from tests.strategies import make_gpu, make_model
@@ -136,14 +137,14 @@ def balance_of(solution, instance):
 @pytest.mark.parametrize("rule", RULES)
 def test_replicas_are_planned_for_the_rule_and_nothing_beats_the_bound(rule):
     rng = np.random.default_rng(3)
-    load = rng.pareto(1.2, (1, 6, 32)) + 0.1
-    demand = np.repeat(load[:, :, None] / 16, 16, axis=2) * rng.uniform(0.9, 1.1, (1, 6, 16, 1))
-    instance = RankedInstance(demand, np.full(16, 4), np.ones(16), rule, 4, (1, 2, 5, 6, 7, 9))
+    load = rng.pareto(1.2, (1, 3, 32)) + 0.1
+    demand = np.repeat(load[:, :, None] / 16, 16, axis=2) * rng.uniform(0.9, 1.1, (1, 3, 16, 1))
+    instance = RankedInstance(demand, np.full(16, 4), np.ones(16), rule, 4, (1, 2, 7))
     result = replicate_by_rank(instance)
     own = balance_of(result.solution, instance)
     assert own.min() == pytest.approx(result.objective) and result.objective <= result.bound * (1 + 1e-12)
     assert result.bound == pytest.approx(1 / instance.bound.max())
-    even = np.tile(np.r_[np.arange(32), np.arange(32)], (6, 1))
+    even = np.tile(np.r_[np.arange(32), np.arange(32)], (3, 1))
     assert own.mean() > balance_of(even, instance).mean() + 0.1
     assert (replicate_by_rank(instance).solution == result.solution).all()
 
@@ -151,7 +152,7 @@ def test_replicas_are_planned_for_the_rule_and_nothing_beats_the_bound(rule):
 @pytest.mark.parametrize("rule", RULES)
 def test_the_best_of_all_placements_is_found_or_nearly(rule):
     short = []
-    for seed in range(9):
+    for seed in range(9 if everything.WANTED else 4):  # one has four experts, and sixteen times as many placements
         rng, experts = np.random.default_rng(seed), 3 + (seed % 4 == 3)
         demand = (rng.pareto(1.2, (1, 1, 1, experts)) + 0.1) * rng.uniform(0.5, 1.5, (1, 1, 4, 1))
         instance = RankedInstance(demand, np.full(4, 2), np.ones(4), rule, (1, 2, 4)[seed % 3])

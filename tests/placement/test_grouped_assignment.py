@@ -7,11 +7,12 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 from ortools.sat.python.cp_model import FEASIBLE, OPTIMAL, CpModel
+from scipy.optimize import linprog
 
 from engine.errors import InputError
 from engine.placement.assignment import AssignmentInstance
 from engine.placement.baselines import linear_assignment
-from engine.placement.grouped_assignment import assign_groups
+from engine.placement.grouped_assignment import assign_groups, relaxation_bound
 from engine.result import Limits, Status
 from engine.solver import solve
 from tests.cases.placements import SPEEDS, mixed_instance, routing
@@ -65,6 +66,34 @@ def test_same_seed_same_answer_and_close_to_the_bound():
     assert all(bound <= objective for objective, bound in heard)
     assert heard[-1][0] == pytest.approx(first.objective, rel=1e-6)
     assert instance.cost(linear_assignment(48, slots)) > first.objective
+
+
+@pytest.mark.parametrize("links", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_relaxation_of_gpus_that_are_alike_is_that_of_all(seed, links):
+    """The linear programme with a variable for every GPU and expert, solved by another code. On links the sending is fixed."""
+    rng = np.random.default_rng(seed)
+    names = rng.integers(0, 3, 6)
+    compute, receive, saved = (rng.random((3, 8))[names] * weight for weight in (1.0, 0.7, 0.0 if links else 0.2))
+    sent = rng.random(6) if links else saved.sum(axis=1) + 0.1 * names
+    instance, exact = AssignmentInstance(compute, receive, sent, saved), seed % 2 == 0
+    slots = np.array([2, 1, 1, 2, 1, 1]) if exact else np.array([2, 2, 3, 1, 2, 2])
+    floors = (0.3 * seed, 0.5 + sent.max() * links)
+    f, n = np.zeros(50), np.zeros(50)
+    f[-2], n[-1] = 1.0, 1.0
+    spread = np.eye(6)[:, :, None] * np.ones(8)
+    tables = [(np.eye(6)[:, :, None] * table).reshape(6, 48) for table in (compute, receive, -saved)]
+    rows = [np.hstack([table, np.zeros((6, 2))]) - limit for table, limit in zip(tables, (f, n, n), strict=True)]
+    rooms, wholes = np.pad(spread.reshape(6, 48), ((0, 0), (0, 2))), np.pad(np.tile(np.eye(8), 6), ((0, 0), (0, 2)))
+    limits = np.concatenate([np.zeros(12), -sent])
+    if exact:
+        equal, values = np.vstack([wholes, rooms]), np.append(np.ones(8), slots)
+    else:
+        rows, limits, equal, values = [*rows, rooms], np.append(limits, slots), wholes, np.ones(8)
+    bounds = [(0, 1)] * 48 + [(floors[0], None), (floors[1], None)]
+    optimum = linprog(f + 2 * n, np.vstack(rows), limits, equal, values, bounds).fun
+    found = relaxation_bound(instance, slots, exact, floors, 5.0, np.inf, lambda: False)
+    assert found == pytest.approx(optimum, rel=1e-7)
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
+from numba import njit
 
 from engine.placement.projections import onto_box
 from engine.result import Bools, Floats, Ints, Stop, never
@@ -52,7 +53,7 @@ LARGEST_SIDE, FEWEST_ITERATIONS, EVALUATE_EVERY = 520, 30, 10
 LARGEST_GROUP = 4
 """Experts of a group in a layer; connected sets of more are too many to list."""
 HEAVY_PER_EXPERT = (1, 2, 3)
-MOST_SETS, CHUNK = 400_000, 20_000
+MOST_SETS = 400_000
 SECONDS_PER_SET, HEAVY_SECONDS_PER_CUBE = 2.5e-6, 3e-9
 """Seconds of a connected set, and of the spectra for each expert^3, on an ordinary core: they only divide a time limit."""
 
@@ -393,22 +394,27 @@ def _gains(sets: Ints, heavy: Floats, price: Floats, size: int) -> Floats:
     width = max(1, int(np.count_nonzero(heavy, axis=1).max()))
     outer = np.pad(np.argsort(-heavy, axis=1, kind="stable")[:, :width], ((0, 1), (0, 0)))
     brings = np.pad(-np.sort(-heavy, axis=1)[:, :width], ((0, 1), (0, 0)))
+    return _net_gains(sets, outer, brings, price, size)
+
+
+@njit(cache=True, nogil=True)
+def _net_gains(sets: Ints, outer: Ints, brings: Floats, price: Floats, size: int) -> Floats:
+    """`_gains` from the outer experts int64[middle expert, place] and the hops to them, float64 alike."""
     gains = np.empty(len(sets))
-    for low in range(0, len(sets), CHUNK):
-        part = sets[low : low + CHUNK]
-        ends, amount = outer[part].reshape(len(part), -1), brings[part].reshape(len(part), -1)
-        order = np.argsort(ends, axis=1)
-        ends, amount = np.take_along_axis(ends, order, axis=1), np.take_along_axis(amount, order, axis=1)
-        # Sums over runs of the same outer expert, from cumulative ones.
-        sums = amount.cumsum(axis=1)
-        last = np.ones(ends.shape, dtype=bool)
-        last[:, :-1] = ends[:, 1:] != ends[:, :-1]
-        so_far = np.maximum.accumulate(np.where(last, sums, 0.0), axis=1)
-        so_far = np.concatenate([np.zeros((len(part), 1)), so_far[:, :-1]], axis=1)
-        net = np.where(last, np.maximum(sums - so_far - price[ends], 0.0), 0.0)
-        if net.shape[1] > size:
-            net = np.partition(net, -size, axis=1)[:, -size:]
-        gains[low : low + CHUNK] = net.sum(axis=1)
+    brought, largest = np.zeros(len(price)), np.empty(size)
+    for at in range(len(sets)):
+        for middle in sets[at]:
+            for place in range(outer.shape[1]):
+                brought[outer[middle, place]] += brings[middle, place]
+        largest[:] = 0.0
+        for middle in sets[at]:
+            for place in range(outer.shape[1]):
+                end = outer[middle, place]
+                net, brought[end] = brought[end] - price[end], 0.0
+                for rank in range(size):
+                    if net > largest[rank]:
+                        net, largest[rank] = largest[rank], net
+        gains[at] = largest.sum()
     return gains
 
 

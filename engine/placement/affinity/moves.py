@@ -9,23 +9,25 @@ Up to C = 4 every division is a state, else the present one and every exchange o
 experts of each GPU that gain most by leaving, beyond C = 8). Where nothing else changes, all signs of a layer may flip:
 an edge is then worth |x' W y|, which lets the two GPUs change names at any layer.
 
+For x = s + c and y = s + d, changes c and d of the present signs s, x' W y is s' W s + c' (W s) + (s' W) d + c' W d: only the
+last term is a table, and only over the experts that may be exchanged.
+
 `cross` makes the best placement that takes every layer from one of several placements, GPUs renamed where it changes over.
 Good placements tend to agree on much and to be better in different stretches of layers. With all hops alike the names of
 the GPUs after a layer are free, so the kept hops between layer l of one placement and layer l + 1 of another are an
 assignment problem over GPUs, and dynamic programming over the layers picks the sources.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations
 
 import numpy as np
+from numba import njit
 
-from engine.result import Floats, Ints
+from engine.result import Bools, Floats, Ints
 
 ALL_DIVISIONS, LARGEST_EXCHANGE = 4, 8
-CHUNK = 400_000
-"""Entries of a layer's table at a time, so that it stays in the processor's cache."""
 
 
 @dataclass(frozen=True)
@@ -52,21 +54,42 @@ class Prices:
         """Experts of a GPU in a layer."""
         return self.counts.shape[1] // self.gpus
 
+    def of_layers(self, layers: slice) -> "Prices":
+        """Those of some consecutive layers alone."""
+        within = None if self.within is None else self.within[layers]
+        return replace(self, counts=self.counts[layers.start : layers.stop - 1], within=within)
+
     def worth(self, gpu_of_expert: Ints) -> float:
         """gpu * hops kept on the GPU + node * hops kept in the node; gpu_of_expert: int64[layer, expert]."""
-        total = 0.0
-        for count, here, there in zip(self.counts, gpu_of_expert, gpu_of_expert[1:], strict=False):
-            total += self.gpu * count[here[:, None] == there].sum()
-            if self.node:
-                total += self.node * count[(here // self.gpus_per_node)[:, None] == there // self.gpus_per_node].sum()
-        return float(total + self.worth_within(gpu_of_expert).sum())
+        kept = self.gpu * kept_hops(self.counts, gpu_of_expert[:-1], gpu_of_expert[1:], self.gpus)
+        if self.node:
+            node = gpu_of_expert // self.gpus_per_node
+            kept += self.node * kept_hops(self.counts, node[:-1], node[1:], self.gpus // self.gpus_per_node)
+        return float(kept.sum() + self.worth_within(gpu_of_expert).sum())
 
     def worth_within(self, gpu_of_expert: Ints) -> Floats:
         """float64[layer]: gpu * hops kept on the GPU between experts of one layer; gpu_of_expert: int64[layer, expert]."""
         if self.within is None:
             return np.zeros(len(gpu_of_expert))
-        together = gpu_of_expert[:, :, None] == gpu_of_expert[:, None, :]
-        return 0.5 * self.gpu * (self.within * together).sum(axis=(1, 2))
+        return 0.5 * self.gpu * kept_hops(self.within, gpu_of_expert, gpu_of_expert, self.gpus)
+
+
+@njit(cache=True, nogil=True)
+def kept_hops(counts: Floats, here: Ints, there: Ints, groups: int) -> Floats:
+    """float64[layer]: hops float64[layer, expert, expert] between experts of the same group, of int64[layer, expert]."""
+    kept = np.zeros(len(counts))
+    ends = np.empty((groups, counts.shape[2]), dtype=np.int64)
+    for layer in range(len(counts)):
+        held = np.zeros(groups, dtype=np.int64)
+        for expert in range(counts.shape[2]):
+            group = there[layer, expert]
+            ends[group, held[group]] = expert
+            held[group] += 1
+        for expert in range(counts.shape[1]):
+            group = here[layer, expert]
+            for at in range(held[group]):
+                kept[layer] += counts[layer, expert, ends[group, at]]
+    return kept
 
 
 def divide_anew(held: Ints, prices: Prices, member: Ints, p: Ints, q: Ints, least_gain: float) -> Floats:
@@ -77,142 +100,243 @@ def divide_anew(held: Ints, prices: Prices, member: Ints, p: Ints, q: Ints, leas
     held: int64[member, layer, gpu, C], experts of every GPU in several placements
     member, p, q: int64[pair], the GPUs p and q of a placement
     """
-    gain = np.zeros(len(member))
     across = bool(len(p)) and p[0] // prices.gpus_per_node != q[0] // prices.gpus_per_node
-    states = len(_divisions(prices.size, not across))
-    chunk = max(1, CHUNK // states**2)
-    for low in range(0, len(member), chunk):
-        part = slice(low, low + chunk)
-        gain[part] = _divide(held, prices, member[part], p[part], q[part], across, least_gain)
-    return gain
-
-
-def _divide(held: Ints, prices: Prices, member: Ints, p: Ints, q: Ints, across: bool, least_gain: float) -> Floats:
-    layers, size, pairs = held.shape[1], prices.size, len(member)
-    experts = np.concatenate([held[member, :, p], held[member, :, q]], axis=2).transpose(1, 0, 2)
-    signs = _divisions(size, not across)
-    outside = _outside(held, prices, member, p, q, experts) if across else None
-    if size > LARGEST_EXCHANGE:
-        experts, outside = _most_eager_first(experts, prices, outside)
-    value = np.zeros((pairs, len(signs)))
-    if across:
-        value += outside[0] @ signs.T
-    if prices.within is not None:
-        value += _within(prices, experts, signs, 0)
-    present = value[:, 0].copy()
-    origin = np.empty((layers - 1, pairs, len(signs)), dtype=np.int16)
-    for layer in range(layers - 1):
-        count = prices.counts[layer][experts[layer][:, :, None], experts[layer + 1][:, None, :]]
-        table = signs @ (count.transpose(0, 2, 1) @ signs.T)
-        table *= 0.5 * (prices.gpu + (prices.node if across else 0.0))
-        present += table[:, 0, 0]
-        if not across:
-            np.abs(table, out=table)
-        table += value[:, None, :]
-        origin[layer] = table.argmax(axis=2)
-        value = table.max(axis=2)
-        if across:
-            here = outside[layer + 1] @ signs.T
-            value += here
-            present += here[:, 0]
-        if prices.within is not None:
-            here = _within(prices, experts, signs, layer + 1)
-            value += here
-            present += here[:, 0]
-    last = value.argmax(axis=1)
-    gain = value[np.arange(pairs), last] - present
-    better = np.flatnonzero(gain > least_gain)
-    if len(better):
-        chosen = np.empty((layers, len(better)), dtype=np.int64)
-        chosen[-1] = last[better]
-        for layer in range(layers - 2, -1, -1):
-            chosen[layer] = origin[layer, better, chosen[layer + 1]]
-        _write(held, prices, member[better], p[better], q[better], experts[:, better], signs[chosen], across)
-    return np.where(gain > least_gain, gain, 0.0)
-
-
-def _within(prices: Prices, experts: Ints, signs: Floats, layer: int) -> Floats:
-    """float64[pair, state]: worth of every division of two GPUs' experts for hops inside a layer, up to a constant. Hops to
-    experts of other GPUs leave their GPU whatever these two do."""
-    count = prices.within[layer][experts[layer][:, :, None], experts[layer][:, None, :]]
-    return 0.25 * prices.gpu * ((signs @ count) * signs).sum(axis=2)
-
-
-def _write(held, prices, member, p, q, experts, division, across) -> None:
-    """Put the experts where the division float64[layer, pair, 2 C] says: its positive signs on p."""
-    if not across:
-        for layer in range(1, len(division)):
-            count = prices.counts[layer - 1][experts[layer - 1][:, :, None], experts[layer][:, None, :]]
-            edge = np.einsum("bi,bij,bj->b", division[layer - 1], count, division[layer])
-            division[layer] *= np.where(edge < 0, -1.0, 1.0)[:, None]
-    order = np.argsort(-division, axis=2, kind="stable")
-    placed = np.take_along_axis(experts, order, axis=2).transpose(1, 0, 2)
-    held[member, :, p] = placed[:, :, : prices.size]
-    held[member, :, q] = placed[:, :, prices.size :]
+    changes, mirrored = changes_of(prices.size, not across)
+    within = np.empty((0, 0, 0)) if prices.within is None else prices.within
+    pairs = map(np.ascontiguousarray, (member, p, q))
+    links = float(prices.gpu), float(prices.node) if across else 0.0, prices.gpus_per_node
+    return _divide(held, prices.counts, within, *pairs, changes, mirrored, across, *links, float(least_gain))
 
 
 @cache
-def _divisions(size: int, flips: bool) -> Floats:
-    """Signs float64[state, 2 * size] with `size` positive ones, the present division first.
+def changes_of(size: int, flips: bool) -> tuple[Floats, bool]:
+    """Divisions of 2 * size experts as changes of the present signs, `size` times +1 and then -1: float64[state, 2 * eager] of
+    the first `eager` experts of each half, the present division first; and whether the negative of each is a state too.
 
-    flips: the negative of a state needs no state of its own.
+    flips: the negative of a state needs no state of its own
     """
-    present = np.repeat([1.0, -1.0], size)
-    if size <= ALL_DIVISIONS:
-        rows = []
-        for positive in combinations(range(2 * size), size):
-            if not flips or 0 in positive:
-                row = np.full(2 * size, -1.0)
-                row[list(positive)] = 1.0
-                rows.append(row)
-        return np.array(rows)
-    rows = [present]
     eager = min(size, LARGEST_EXCHANGE)
+    present = np.repeat([1.0, -1.0], eager)
+    rows = [present]
+    if size <= ALL_DIVISIONS:
+        chosen = [row for row in combinations(range(2 * size), size) if not flips or 0 in row]
+        return np.array([np.isin(np.arange(2 * size), row) * 2.0 - 1.0 for row in chosen]) - present, False
     for here in range(eager):
         for there in range(eager):
             row = present.copy()
-            row[[here, size + there]] = -1.0, 1.0
+            row[[here, eager + there]] = -1.0, 1.0
             rows.append(row)
-    return np.array(rows if flips else rows + [-row for row in rows])
+    return np.array(rows) - present, not flips
 
 
-def _outside(held, prices, member, p, q, experts) -> Floats:
-    """float64[layer, pair, 2 C]: half of an expert's worth on p rather than q for its hops to the other GPUs of both nodes."""
-    layers, pairs, width = experts.shape
-    worth = np.zeros((layers, pairs, width))
-    for gpu, sign in ((p, 1.0), (q, -1.0)):
-        mates = gpu[:, None] // prices.gpus_per_node * prices.gpus_per_node + np.arange(prices.gpus_per_node)
-        mates = mates[mates != gpu[:, None]].reshape(pairs, -1)
-        others = held[member[:, None], :, mates].transpose(2, 0, 1, 3).reshape(layers, pairs, -1)
-        for layer in range(layers - 1):
-            count = prices.counts[layer]
-            ahead = count[experts[layer][:, :, None], others[layer + 1][:, None, :]].sum(axis=2)
-            behind = count[others[layer][:, :, None], experts[layer + 1][:, None, :]].sum(axis=1)
-            worth[layer] += sign * ahead
-            worth[layer + 1] += sign * behind
-    return 0.5 * prices.node * worth
+def states_of(size: int, flips: bool) -> int:
+    """The number of divisions that are tried in a layer; see `changes_of`."""
+    changes, mirrored = changes_of(size, flips)
+    return len(changes) * (2 if mirrored else 1)
 
 
-def _most_eager_first(experts, prices, outside):
-    """The experts of each GPU sorted by the gain if they alone left it, most first; `outside` alike."""
-    size = prices.size
-    present = np.repeat([1.0, -1.0], size)
-    weight = 0.5 * (prices.gpu + (0.0 if outside is None else prices.node))
-    pull = np.zeros(experts.shape) if outside is None else outside.copy()
-    for layer in range(len(experts) - 1):
-        count = prices.counts[layer][experts[layer][:, :, None], experts[layer + 1][:, None, :]]
-        pull[layer] += weight * (count @ present)
-        pull[layer + 1] += weight * (present @ count)
-    if prices.within is not None:
-        for layer, here in enumerate(experts):
-            pull[layer] += weight * (prices.within[layer][here[:, :, None], here[:, None, :]] @ present)
-    stays = pull * present
-    order = np.concatenate(
-        [np.argsort(stays[:, :, :size], axis=2, kind="stable"), size + np.argsort(stays[:, :, size:], axis=2, kind="stable")],
-        axis=2,
-    )
-    sorted_outside = None if outside is None else np.take_along_axis(outside, order, axis=2)
-    return np.take_along_axis(experts, order, axis=2), sorted_outside
+@njit(cache=True, nogil=True)
+def _divide(
+    held: Ints,
+    counts: Floats,
+    within: Floats,
+    member: Ints,
+    p: Ints,
+    q: Ints,
+    changes: Floats,
+    mirrored: bool,
+    across: bool,
+    gpu: float,
+    node: float,
+    gpus_per_node: int,
+    least_gain: float,
+) -> Floats:
+    """`divide_anew`. node: 0 for pairs inside a node."""
+    layers, size = held.shape[1], held.shape[3]
+    width, eager, states = 2 * size, changes.shape[1] // 2, len(changes)
+    weight = 0.5 * (gpu + node)
+    present = np.ones(width)
+    present[size:] = -1.0
+    spots = np.append(np.arange(eager), size + np.arange(eager))  # of the experts that change
+    turned_changes = np.ascontiguousarray(changes.T)
+    count, half = np.empty((2 * eager, 2 * eager)), np.empty((2 * eager, states))
+    table, square = np.empty((states, states)), np.empty((states, 2 * eager))
+    before, after, own = np.empty(states), np.empty(states), np.empty(states)
+    gains = np.zeros(len(member))
+    origin = np.empty((layers - 1, 2 * states), dtype=np.int64)
+    turned = np.empty((layers - 1, 2 * states), dtype=np.bool_)
+    all_experts = np.empty((len(member), layers, width), dtype=np.int64)
+    for pair in range(len(member)):
+        all_experts[pair, :, :size] = held[member[pair], :, p[pair]]
+        all_experts[pair, :, size:] = held[member[pair], :, q[pair]]
+    pulls = _pulls(held, counts, within, member, p, q, all_experts, present, across, gpus_per_node, 0.5 * node)
+    for pair in range(len(member)):
+        mine, experts = held[member[pair]], all_experts[pair]
+        ahead, behind, inside, outside = pulls[0, pair], pulls[1, pair], pulls[2, pair], pulls[3, pair]
+        if size > LARGEST_EXCHANGE:
+            _most_eager_first(experts, present, weight, outside, ahead, behind, inside)
+        value, now = np.zeros(2 * states), 0.0
+        for layer in range(layers):
+            if layer:
+                for j in range(2 * eager):
+                    for i in range(2 * eager):
+                        count[j, i] = counts[layer - 1, experts[layer - 1, spots[i]], experts[layer, spots[j]]]
+                np.dot(count, turned_changes, half)
+                np.dot(changes, half, table)
+                _linear(changes, spots, ahead[layer - 1], present, before)
+                _linear(changes, spots, behind[layer], 0 * present, after)
+                for y in range(states):
+                    for x in range(states):
+                        table[y, x] = weight * (table[y, x] + before[x] + after[y])
+                now += table[0, 0]
+                value = _step(value, table, across, mirrored, origin[layer - 1], turned[layer - 1])
+            if across:
+                _linear(changes, spots, outside[layer], present, own)
+                value[:states] += own
+                if mirrored:
+                    value[states:] -= own
+                now += own[0]
+            if len(within):
+                for j in range(2 * eager):
+                    for i in range(2 * eager):
+                        count[j, i] = within[layer, experts[layer, spots[i]], experts[layer, spots[j]]]
+                np.dot(changes, count, square)
+                _linear(changes, spots, 2 * inside[layer], 0.5 * present, own)
+                for state in range(states):
+                    for i in range(2 * eager):
+                        own[state] += square[state, i] * changes[state, i]
+                value[:states] += 0.25 * gpu * own
+                if mirrored:
+                    value[states:] += 0.25 * gpu * own
+                now += 0.25 * gpu * own[0]
+        state = value[: 2 * states if mirrored else states].argmax()
+        if value[state] - now <= least_gain:
+            continue
+        gains[pair] = value[state] - now
+        path = np.empty(layers, dtype=np.int64)
+        for layer in range(layers - 1, -1, -1):
+            path[layer] = state
+            state = origin[layer - 1, state] if layer else state
+        negative = False
+        for layer in range(layers):
+            negative ^= layer > 0 and turned[layer - 1, path[layer]]
+            division = present.copy()
+            division[:eager] += changes[path[layer] % states, :eager]
+            division[size : size + eager] += changes[path[layer] % states, eager:]
+            first, second = 0, 0
+            for at in range(width):
+                if (division[at] > 0) != (negative ^ (path[layer] >= states)):
+                    mine[layer, p[pair], first] = experts[layer, at]
+                    first += 1
+                else:
+                    mine[layer, q[pair], second] = experts[layer, at]
+                    second += 1
+    return gains
+
+
+@njit(cache=True, nogil=True)
+def _linear(changes: Floats, spots: Ints, weights: Floats, present: Floats, sums: Floats) -> None:
+    """Put into float64[state] the sum of weights float64[2 C] by the present signs and by the changes of every state."""
+    now = 0.0
+    for at in range(len(weights)):
+        now += weights[at] * present[at]
+    for state in range(len(changes)):
+        sums[state] = now
+        for at in range(len(spots)):
+            sums[state] += weights[spots[at]] * changes[state, at]
+
+
+@njit(cache=True, nogil=True)
+def _step(value: Floats, table: Floats, across: bool, mirrored: bool, origin: Ints, turned: Bools) -> Floats:
+    """The best values of the next layer, float64[2 * state], from table float64[next state, state]; `origin` and `turned` take
+    the state that each comes from, and whether one of the two changes its sign on the way."""
+    states = len(table)
+    best = np.full(2 * states, -np.inf)
+    for y in range(states):
+        for x in range(states):
+            worth = table[y, x] if across else abs(table[y, x])
+            if value[x] + worth > best[y]:
+                best[y], origin[y], turned[y] = value[x] + worth, x, not across and table[y, x] < 0
+            if mirrored and value[x] - worth > best[states + y]:
+                best[states + y], origin[states + y], turned[states + y] = value[x] - worth, x, False
+        if mirrored:
+            for x in range(states):
+                if value[states + x] - table[y, x] > best[y]:
+                    best[y], origin[y], turned[y] = value[states + x] - table[y, x], states + x, False
+                if value[states + x] + table[y, x] > best[states + y]:
+                    best[states + y], origin[states + y] = value[states + x] + table[y, x], states + x
+                    turned[states + y] = False
+    return best
+
+
+@njit(cache=True, nogil=True)
+def _pulls(
+    held: Ints,
+    counts: Floats,
+    within: Floats,
+    member: Ints,
+    p: Ints,
+    q: Ints,
+    experts: Ints,
+    present: Floats,
+    across: bool,
+    gpus_per_node: int,
+    price: float,
+) -> Floats:
+    """float64[4, pair, layer, 2 C]: hops of every expert to those of GPU p less those to GPU q, in the next layer, in the one
+    before and in its own; and the price of its hops to the other GPUs of p's node less those to q's.
+
+    Layer by layer, so that the counts of one stay in the processor's cache.
+    """
+    pairs, layers, width = experts.shape
+    pulls = np.zeros((4, pairs, layers, width))
+    ahead, behind, inside, outside = pulls[0], pulls[1], pulls[2], pulls[3]
+    for layer in range(layers):
+        for pair in range(pairs):
+            here = experts[pair, layer]
+            for i in range(width):
+                if len(within):
+                    row = within[layer, here[i]]
+                    for j in range(width):
+                        inside[pair, layer, i] += row[here[j]] * present[j]
+                if layer == layers - 1:
+                    continue
+                row, following = counts[layer, here[i]], experts[pair, layer + 1]
+                for j in range(width):
+                    count = row[following[j]]
+                    ahead[pair, layer, i] += count * present[j]
+                    behind[pair, layer + 1, j] += count * present[i]
+            if not across or layer == layers - 1:
+                continue
+            for gpu, sign in ((p[pair], 1.0), (q[pair], -1.0)):
+                low = gpu // gpus_per_node * gpus_per_node
+                for mate in range(low, low + gpus_per_node):
+                    if mate == gpu:
+                        continue
+                    for i in range(width):
+                        row = counts[layer, here[i]]
+                        for other in held[member[pair], layer + 1, mate]:
+                            outside[pair, layer, i] += sign * row[other]
+                    for other in held[member[pair], layer, mate]:
+                        row = counts[layer, other]
+                        for i in range(width):
+                            outside[pair, layer + 1, i] += sign * row[experts[pair, layer + 1, i]]
+    outside *= price
+    return pulls
+
+
+@njit(cache=True, nogil=True)
+def _most_eager_first(
+    experts: Ints, present: Floats, weight: float, outside: Floats, ahead: Floats, behind: Floats, inside: Floats
+) -> None:
+    """Sort the experts of each GPU by the gain if they alone left it, most first; all float64[layer, 2 C] alike."""
+    size = len(present) // 2
+    for layer in range(len(experts)):
+        stays = (outside[layer] + weight * behind[layer] + weight * ahead[layer] + weight * inside[layer]) * present
+        order = np.concatenate((np.argsort(stays[:size], kind="mergesort"), size + np.argsort(stays[size:], kind="mergesort")))
+        experts[layer] = experts[layer][order]
+        for table in (outside, ahead, behind, inside):
+            table[layer] = table[layer][order]
 
 
 def cross(counts: Floats, places: Ints, gpus: int, within: Floats | None = None) -> Ints:

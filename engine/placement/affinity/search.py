@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from engine.placement.affinity.moves import Prices, _divisions, cross, divide_anew
+from engine.placement.affinity.moves import Prices, cross, divide_anew, states_of
 from engine.result import Floats, Ints, Stop, never
 
 MEMBERS, RENAMING_KICKS, KICKS_IN_A_NODE, MOST_KICKED_LAYERS = 12, 0.3, 0.5, 3
@@ -19,6 +19,8 @@ OVERHEAD, PER_ENTRY, PER_PAIR = 8e-5, 2.2e-9, 2e-6
 """Seconds a layer of one round, a table entry and a pair take on an ordinary core; they only divide a time limit."""
 STARTS, START_SHARE, CROSS_EVERY = 32, 0.3, 2
 """Chains built at most, their part of the time, and after how many settlings of each member all of them are crossed."""
+REPORTED_GAIN = 1e-3
+"""Share of the worth from which a better placement is told; to count its cost anew takes as long as several rounds."""
 _SECONDS_PER_GPU_ASSIGNMENT = 1e-7
 
 
@@ -35,12 +37,17 @@ def greedy_chain(prices: Prices, start: int, first: Ints, sweeps: int = 20, stop
         if stop():
             return place
         place[layer] = best_layer(prices, place, layer, before=layer > start, after=layer < start)
-    worth = prices.worth(place)
+    worth, stale = prices.worth(place), np.ones(layers, dtype=bool)  # layers whose neighbours have changed
     for _ in range(sweeps):
         for layer in [*range(0, layers, 2), *range(1, layers, 2)]:
             if stop():
                 return place
-            place[layer] = best_layer(prices, place, layer)
+            if not stale[layer]:
+                continue
+            before, place[layer] = place[layer].copy(), best_layer(prices, place, layer)
+            if (place[layer] != before).any():
+                stale[max(0, layer - 1) : layer + 2] = True
+            stale[layer] = False
         last, worth = worth, prices.worth(place)
         if worth <= last * (1 + 1e-12):
             break
@@ -120,7 +127,7 @@ class Population:
         self.dirty[member, p, q] = False
         self.worth += np.bincount(member, gain, minlength=len(self.worth))
         across = p[0] // self.prices.gpus_per_node != q[0] // self.prices.gpus_per_node
-        states, width = len(_divisions(self.prices.size, not across)), 2 * self.prices.size
+        states, width = states_of(self.prices.size, not across), 2 * self.prices.size
         entries = states * (states + 0.1 * width * (states + width))
         self.seconds += self.parts * (OVERHEAD + len(member) * (PER_PAIR + PER_ENTRY * entries))
 
@@ -209,7 +216,7 @@ def search(
         return stop() or time.perf_counter() > deadline
 
     starts = list(starts)
-    states = len(_divisions(prices.size, not prices.node))
+    states = states_of(prices.size, not prices.node)
     sweep = prices.gpus**2 / 2 * layers * (PER_PAIR + PER_ENTRY * states * (states + 2 * prices.size))
     members = int(np.clip(seconds / (40 * sweep), 1, MEMBERS))
     if not prices.node:
@@ -234,7 +241,7 @@ def search(
         if not prices.node and population.settled >= CROSS_EVERY * members > CROSS_EVERY:
             population.cross()
         best = max(population.best_worth.max(), population.worth.max())
-        if best > reported + population.least_gain:
+        if best > reported + max(population.least_gain, REPORTED_GAIN * reported):
             reported = best
             if on_incumbent:
                 on_incumbent(population.fittest()[0])
@@ -248,24 +255,30 @@ def polish(prices: Prices, place: Ints, stop: Stop = never) -> Ints:
     GPUs help."""
     from scipy.optimize import linear_sum_assignment
 
-    place = place.copy()
-    worth, slack = prices.worth(place), 1e-10 * max(1.0, float(prices.counts.sum()))
-    improved = True
-    while improved:
-        improved = False
-        for layer in range(len(place)):
+    place, layers = place.copy(), len(place)
+    slack = 1e-10 * max(1.0, float(prices.counts.sum()))
+    stale = np.ones(layers, dtype=bool)
+    while stale.any():
+        for layer in range(layers):
             if stop():
                 return place
+            if not stale[layer]:
+                continue
+            stale[layer] = False
             trial = place.copy()
             trial[layer] = best_layer(prices, place, layer)
+            near = slice(max(0, layer - 1), layer + 2)  # of these layers alone the worth may change
+            part = prices.of_layers(near)
             if layer and not prices.node:
                 share = np.zeros((prices.gpus, prices.gpus))
                 np.add.at(share, (place[layer - 1][:, None], place[layer][None, :]), prices.counts[layer - 1])
                 renamed = place.copy()
                 renamed[layer:] = np.argsort(linear_sum_assignment(share, maximize=True)[1])[place[layer:]]
-                trial = max(trial, renamed, key=prices.worth)
-            if prices.worth(trial) > worth + slack:
-                place, worth, improved = trial, prices.worth(trial), True
+                trial = max(trial, renamed, key=lambda place, near=near, part=part: part.worth(place[near]))
+            if part.worth(trial[near]) > part.worth(place[near]) + slack:
+                changed = np.flatnonzero((trial != place).any(axis=1))
+                stale[max(0, changed[0] - 1) : changed[-1] + 2] = True
+                place = trial
     return place
 
 
