@@ -14,6 +14,9 @@ from pydantic import AfterValidator, Field, model_validator
 from engine.schema import Frozen, Memory, Rate, StartUp
 from engine.units import share
 
+MEMORY_SHARE = 0.9
+"""Part of a GPU's memory that expert weights may take; the rest is for activations, buffers and the runtime."""
+
 Point = tuple[Annotated[int, Field(ge=1, le=1_000_000)], Annotated[float, Field(gt=0, le=1)]]
 """(sends that meet at a port, share of its rate that they reach together)."""
 

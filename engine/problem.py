@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 
 from engine import units
-from engine.cluster import Cluster
+from engine.cluster import MEMORY_SHARE, Cluster
 from engine.communication.travel import Stops
 from engine.costs import CostModel
 from engine.errors import InputError
@@ -15,11 +16,11 @@ from engine.model import MoEModel
 from engine.network import Network
 from engine.overlap.operator_graph import OperatorGraph
 from engine.plan import Execution, Placement, Plan, Travel
+from engine.result import Floats, Stop
+from engine.serving.step import ServingStep
 from engine.training import TrainingStep
 from engine.workload import MixedTraffic, RoutingTrace, TrafficMatrix, Workload
 
-MEMORY_SHARE = 0.9
-"""Part of a GPU's memory that expert weights may take; the rest is for activations, buffers and the runtime."""
 MOST_CELLS = 2**26
 """Limit of layers × experts × GPUs: half a gigabyte at one number each. 94 layers of 512 experts on 1024 GPUs fit."""
 MOST_SLOTS = 2**20
@@ -37,11 +38,13 @@ def make_problem(
     step: TrainingStep | None = None,
     graph: OperatorGraph | None = None,
     travel: Travel | None = None,
+    serving_step: ServingStep | None = None,
+    judged_by: "WholeStep | None" = None,
 ) -> "Problem":
     """The problem of these inputs. Raises InputError when they do not fit each other.
 
     second: recording and model that share the cluster
-    others, in_use, step, graph, travel: see `Problem`
+    others, in_use, step, graph, travel, serving_step, judged_by: see `Problem`
 
     A traffic matrix knows no model: each column stands for the experts of one GPU. So the model takes its numbers of
     layers and experts from the matrix, and the matrix its bytes per token from the model.
@@ -53,7 +56,18 @@ def make_problem(
         sizes = {"layers": workload.layers, "dense_layers": (), "experts": workload.num_experts}
         sizes["experts_per_token"] = min(model.experts_per_token, workload.num_experts)
         model = model.model_copy(update=sizes)
-    return Problem(workload, cluster, model, cost, partner, others, in_use, step, graph, travel)
+    own = {"travel": travel, "serving_step": serving_step, "judged_by": judged_by}
+    return Problem(workload, cluster, model, cost, partner, others, in_use, step, graph, **own)
+
+
+class WholeStep(Protocol):
+    """A step of serving with its operators outside the MoE layers, such as `engine.simulate.serving.Serving`."""
+
+    def seconds(self, plan: Plan, problem: "Problem", stop: Stop) -> float:
+        """Seconds of the step under a plan. Raises InputError if it cannot be served."""
+
+    def bytes_beside(self, problem: "Problem") -> Floats:
+        """float64[gpu]: bytes besides experts."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +80,8 @@ class Problem:
     step: the training step to plan; None: inference
     graph: the step's operators where they are known better than from the model (an import); None: those of a transformer
     travel: how tokens travel under new plans; None: one row per token copy. A plan keeps its own
+    serving_step: the step whose tokens the recording was brought to; None: it is as it was recorded
+    judged_by: the step by which a system that simulates several plans chooses; None: by the pass
     token_gpus: the GPU on which the tokens of each rank start, for plans that move them; None: on their rank
     runs_attention: True if attention runs between the MoE layers, as everywhere but in a launch
     """
@@ -80,6 +96,8 @@ class Problem:
     step: TrainingStep | None = None
     graph: OperatorGraph | None = None
     travel: Travel | None = None
+    serving_step: ServingStep | None = None
+    judged_by: WholeStep | None = None
     token_gpus: tuple[int, ...] | None = None
     runs_attention: bool = True
 
@@ -125,7 +143,8 @@ class Problem:
         """The same problem with another recording of the model. Raises InputError when it does not fit."""
         second = self.second and (self.second.workload, self.second.model)
         shared = self.cluster, self.model, self.cost
-        return make_problem(workload, *shared, second, in_use=self.in_use, step=self.step, graph=self.graph, travel=self.travel)
+        kept = {name: getattr(self, name) for name in ("in_use", "step", "graph", "travel", "serving_step", "judged_by")}
+        return make_problem(workload, *shared, second, **kept)
 
     def as_planned(self, plan: Plan) -> "Problem":
         """The problem with the tokens of every model on the GPUs where the plan has them start."""
@@ -214,9 +233,16 @@ class Problem:
 
     @cached_property
     def context_bytes(self) -> float:
-        """Bytes of the keys and values of a trace's tokens; tokens without any expert do not count."""
+        """Bytes of the keys and values of a trace's tokens, in a step of decode of their whole sequences; tokens without any
+        expert do not count."""
         real = (self.workload.experts >= 0).any(axis=(1, 2)) if isinstance(self.workload, RoutingTrace) else np.zeros(0)
-        return float(real.sum()) * self.model.context_bytes_per_token
+        return float(real.sum()) * self.tokens_kept * self.model.context_bytes_per_token
+
+    @property
+    def tokens_kept(self) -> int:
+        """Tokens with keys and values for every token of a pass: in a step of decode those of its sequence."""
+        decodes = self.serving_step is not None and self.serving_step.phase == "decode"
+        return self.serving_step.longest if decodes else 1
 
     def check_memory(
         self, placement: Placement, placement_b: Placement | None = None, execution: Execution = "vanilla"
@@ -230,7 +256,7 @@ class Problem:
         if held[gpu] <= room[gpu] < held[gpu] + contexts:
             raise InputError(
                 f"{self.cluster.gpu_names[gpu]} would hold {contexts / 1e9:.3g} GB of keys and values of all "
-                f"{self.workload.tokens:,} tokens, as context-coherent execution has every GPU do, beside "
+                f"{self.workload.tokens * self.tokens_kept:,} tokens, as context-coherent execution has every GPU do, beside "
                 f"{held[gpu] / 1e9:.3g} GB of expert weights, but only {room[gpu] / 1e9:.3g} GB ({units.share(MEMORY_SHARE)} "
                 "of its memory) can be used; plan with execution=vanilla, fewer tokens or more memory"
             )

@@ -5,7 +5,7 @@ from engine.plan import Plan
 from engine.problem import Problem
 from engine.workload import digest_of
 
-SCORED_ON = ("workload", "cluster", "model", "cost", "workload_b", "model_b", "step", "graph")
+SCORED_ON = ("workload", "cluster", "model", "cost", "workload_b", "model_b", "step", "graph", "serving_step")
 """Roles of the inputs that a plan's simulated time depends on."""
 
 
@@ -43,6 +43,8 @@ def input_digests(problem: Problem) -> dict[str, str]:
         digests["travel"] = problem.travel.digest
     if problem.graph is not None:
         digests["graph"] = problem.graph.digest
+    if problem.serving_step is not None:
+        digests["serving_step"] = problem.serving_step.digest
     if problem.in_use is not None:
         digests["in_use"] = problem.in_use.digest
     return digests

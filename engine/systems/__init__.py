@@ -15,12 +15,13 @@ FILES = {
     "eplb": ("eplb",),
     "joint": ("joint",),
     "coactivation": ("coactivation",),
-    "best": ("best",),
+    "best_goals": ("best",),
     "baselines": ("linear", "round-robin", "random", "rcs", "sjf", "rga"),
     "training.lancet": ("lancet",),
     "training.pipemoe": ("pipemoe",),
     "training.lina": ("lina",),
     "training.baselines": ("deepspeed", "tutel", "fastermoe", "raf"),
+    "training.best": ("best",),
 }
 
 __all__ = [

@@ -56,6 +56,8 @@ class Draft:
     limited: True if a time limit cut the work short
     timeline: the predicted one, if the recipe has simulated just these parts
     loads: of the placements (see `loads_of`), if the recipe has them
+    travel: of the tokens, where the recipe chose it; None: the problem's
+    judged_seconds: by which the recipe compared its plans
     name: of the plan, if it is only a part of the system's work; None: the system's title
     """
 
@@ -76,19 +78,21 @@ class Draft:
     overlap: Overlap | None = None
     timeline: Timeline | None = None
     loads: tuple[Load, ...] | None = None
+    travel: Travel | None = None
+    judged_seconds: float | None = None
     name: str | None = None
 
     def plan(self, title: str, provenance: Provenance, travel: Travel | None = None) -> Plan:
         """The plan that these parts make.
 
         title: of the system
-        travel: of its tokens
+        travel: of its tokens, unless the recipe chose
         """
         parts = {part: getattr(self, part) for part in PARTS}
-        return Plan(name=self.name or title, travel=travel, provenance=provenance, **parts)
+        return Plan(name=self.name or title, travel=self.travel or travel, provenance=provenance, **parts)
 
 
-PARTS = tuple(own.name for own in fields(Draft) if own.name in Plan.model_fields and own.name != "name")
+PARTS = tuple(own.name for own in fields(Draft) if own.name in Plan.model_fields and own.name not in ("name", "travel"))
 """Fields of a plan that a recipe fills in."""
 
 
@@ -162,7 +166,7 @@ def run(
     if problem.goal not in system.goals:
         raise InputError(_wrong_goal(system, problem.goal))
     draft = system.recipe(problem, settings, stop, report)
-    if problem.travel is not None:
+    if problem.travel is not None or draft.travel not in (None, Travel()):
         draft = replace(draft, bound=None)
     plan = draft.plan(system.title, _provenance(system, settings, problem), problem.travel)
     loads = draft.loads or loads_of(plan, problem)

@@ -3,51 +3,50 @@ a pass as it is simulated.
 
 The other systems know ports, speeds or rows, none of them all at once. Their plans are where the search begins, layer by layer,
 and candidates to the end: the same simulation judges all, so that this plan is never slower than the best of them on the
-recording that it is made from.
+recording that it is made from. Nor should it be on traffic to come: what the search gains must be seen on parts of the
+recording that it was not shown, or the best of the other plans is the answer.
 """
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
+from typing import Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, create_model
 
 from engine.errors import InputError, StoppedError
 from engine.network import Network
-from engine.placement.best import (
-    Known,
-    Task,
-    Tokens,
-    chooser_of,
-    compile_ahead,
-    layer_of,
-    least_seconds,
-    prices_of,
-    rows_on,
-    search,
-)
-from engine.plan import Placement, Travel
-from engine.problem import Problem
-from engine.result import Ints, Provenance, Stop, relative_gap
+from engine.placement.best import Task, compile_ahead, search
+from engine.plan import Placement
+from engine.problem import MEMORY_SHARE, Problem
+from engine.result import Advance, Guard, Ints, Provenance, Stop, never, relative_gap, unwatched
 from engine.simulate import bound_of_plan, loads_of, simulate
 from engine.simulate.work import Load
 from engine.systems import aurora, baselines, coactivation, eplb, exflow, joint
-from engine.systems.aurora_exclusive import fixed_compute
 from engine.systems.base import Draft, Note, Notes, Report, System, silent
+from engine.systems.best_layers import BOUND_SECONDS, LayersOf, bound_of
 from engine.systems.eplb import slots_per_gpu
 from engine.systems.options import Options, Order, Seed, Slots, TimeLimit, Value
 from engine.systems.pieces import best_order
 from engine.timeline import Timeline
-from engine.units import seconds, share
-from engine.workload import RoutingTrace
+from engine.units import seconds, share, size
+from engine.workload import ExpertLoad, RoutingTrace, Workload
 
-HIDDEN = 4
-"""Every so many-th sequence is hidden from the search that is told when to end."""
+FOLDS = 4
+"""Parts of a recording, each of which is hidden from a search in turn: every so many-th sequence."""
 BLOCKS = 64
-"""Stretches of neighbouring tokens that stand for sequences where none are recorded."""
-BOUND_WORK, BOUNDED_CELLS = 4_000_000, 10_000_000
-"""Cells of the linear programmes of a bound, which take some microseconds each, and of a layer up to which it has a bound."""
+"""Stretches of neighbouring tokens that stand for sequences where fewer than the folds are recorded."""
+TRIED_LAYERS = 16
+"""Layers that are searched without a fold, spread over all."""
+OTHERS, TRIALS = 0.4, 0.15
+"""Parts of the time limit for the other systems' searches, of which the best one then has all its time, and for those without a
+fold; the rest is for the search itself."""
+MIXED = "the best layers of the other systems"
+NO_PARTS = "one system's plan, as the recording has no parts to try a search on; record several sequences or steps"
+NO_TIME = "one system's plan, as the time was over before a search had been tried on parts of the recording; give it more"
+NO_GAIN = "one system's plan, as a search gained nothing on parts of the recording that it had not seen"
 
 
 class BestOptions(Options):
@@ -55,24 +54,37 @@ class BestOptions(Options):
         0, ge=0, le=64, title="Spare slots per GPU", description="spare slots per GPU and layer for copies of experts"
     )
     slots: Slots = "even"
-    hide: bool = Field(
-        False,
-        title="Hide a quarter",
-        description="hide every fourth sequence from the search, which ends where it gains no more on those",
-    )
     order: Order = "best"
-    time_limit: TimeLimit = Field(20.0, description="seconds for the search; other systems have their usual ones, or as many")
+    time_limit: TimeLimit = Field(5.0, description="seconds of work for the other systems' searches and this one")
     seed: Seed = 0
+    travel: Literal["as deployed", "free"] = Field(
+        "as deployed",
+        title="Ways of travelling",
+        description="as deployed; or free: a plan for every way of travelling, of which the fastest is the answer",
+    )
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan with its timeline and the loads of its placement."""
+    """A plan with its timeline and the loads of its placement.
+
+    step: seconds of the whole step that it is judged by, if any
+    again: makes one like it for another problem
+    longer: makes one in the whole time limit, or the system's own if that is less; None: this is it
+    """
 
     title: str
     draft: Draft
     timeline: Timeline
     loads: tuple[Load, ...]
+    step: float | None = None
+    again: Callable[[Problem, Stop], Draft] | None = None
+    longer: Callable[[Problem, Stop], Draft] | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Seconds by which plans compare."""
+        return self.timeline.total if self.step is None else self.step
 
     @cached_property
     def layers(self) -> np.ndarray:
@@ -85,73 +97,206 @@ class Candidate:
 def best(problem: Problem, options: BestOptions, stop: Stop, report: Report) -> Draft:
     """The fastest of the other systems' plans, of the best layers of each, and of what a search makes of those."""
     room, slots = room_of(problem, options)
-    candidates, proven = _singles(problem, options, stop, report)
-    usable = [each for each in candidates if each.draft.execution == "vanilla" and _within(each.draft.placement, room, slots)]
+    layers = LayersOf(*_together(problem), room, slots)
+    compile_ahead(layers.by_rank)  # before the clock starts
+    searches = not layers.unknown and next(_folds(layers.problem.workload), None) is not None
+    candidates, proven = _singles(problem, options, searches, stop, report)
+    guard = options.guard(stop)
+    usable = [each for each in candidates if each.draft.execution == "vanilla" and fits_room(each.draft.placement, room, slots)]
     if options.order == "best":
         candidates += _in_every_order(candidates, problem, stop)
-    single = min(candidates, key=lambda each: each.timeline.total)
-    notes: Notes = {"best of the other systems": Note(f"{single.title}, {seconds(single.timeline.total)}")}
-    compile_ahead()  # before the clock starts
-    guard = options.guard(stop)
-    layers = LayersOf(problem, problem.network, room, slots, options.hide)
-    if usable and not stop():
-        fastest = np.array([each.layers for each in usable]).argmin(axis=0)
-        mixed = _mixed([usable[number].draft.placement for number in fastest], problem)
-        placements = {"the best layers of the other systems": mixed}
-        if layers.unknown is None:
-
-            def tell(done: float) -> None:
-                report(0.5 + 0.4 * done, "searching", single.timeline.total, None)
-
-            tell(0.0)
-            tasks = [layers.task(layer, mixed) for layer in range(mixed.layers)]
-            search(tasks, options.time_limit, options.seed, guard, tell)
-            placements["the search"] = _placement([task.held for task in tasks], problem)
+    if any(each.step is not None for each in candidates):  # others cannot be served
+        candidates = [each for each in candidates if each.step is not None]
+    score = _score_on(problem, candidates)
+    single, found = min(candidates, key=score), []
+    notes: Notes = {"best of the other systems": Note(f"{single.title}, {seconds(single.seconds)}")}
+    if problem.judged_by is not None:
+        alone = "the MoE layers alone, since none of the plans can be served"
+        notes["compared by"] = Note(alone if single.step is None else "the whole step of serving")
+    searching = "searching", single.seconds, None
+    if layers.unknown:
+        notes["search"] = Note(f"none, since {layers.unknown}")
+    elif usable and not stop():
+        rival = single if any(each.draft is single.draft for each in usable) else min(usable, key=score)
+        report(0.5, "trying a search on parts of the recording", single.seconds, None)
+        trusted = _gains_unseen(layers, rival, options, guard)
+        if trusted:
+            placements = _placements(layers, usable, options, guard, lambda done: report(done, *searching))
+            found = [_ordered(title, each, _mode(options), problem, stop) for title, each in placements.items()]
+            if layers.by_rank:  # the draws of ranks, which the search does not know, may be good for some layers alone
+                every = usable + found
+                title = "the best layers of the search and the other systems"
+                found.append(_ordered(title, _best_layers(every, problem), _mode(options), problem, stop))
         else:
-            notes["search"] = Note(f"none, since {layers.unknown}")
-        mode = _mode(options)
-        found = [_ordered(title, placement, mode, problem, stop) for title, placement in placements.items()]
-        candidates += found
-        if options.order == "best":
-            candidates += _in_every_order(found, problem, stop)
-    winner = min(candidates, key=lambda each: each.timeline.total)
+            notes["held out"] = Note(NO_PARTS if trusted is None else NO_TIME if guard() else NO_GAIN)
+    if found and options.order == "best":
+        found += _in_every_order(found, problem, stop)
+    if single.step is not None:
+        found = [each for each in found if each.step is not None]
+    winner = min([single, *found], key=score)
     total, draft = winner.timeline.total, winner.draft
     notes["found by"] = Note(winner.title)
-    notes["against the best of the other systems"] = Note(single.timeline.total / total if total else 1.0, "×")
+    notes["against the best of the other systems"] = Note(single.seconds / winner.seconds if winner.seconds else 1.0, "×")
     report(0.9, "bounding", total, None)
     least = None
-    plain = draft.execution == "vanilla" and draft.send_order.mode != "two-tier" and _within(draft.placement, room, slots)
-    if plain and (least := bound_of(problem, room, slots, stop)) is not None:
+    plain = draft.execution == "vanilla" and draft.send_order.mode != "two-tier" and fits_room(draft.placement, room, slots)
+    if plain and (least := bound_of(problem, room, slots, stop, max(options.time_limit, BOUND_SECONDS))):
         if problem.travel is None and slots == problem.workload.num_experts:
             least = max(least, proven)
         within = "of one copy of every expert" if slots == problem.workload.num_experts else "with copies in so many slots"
         text = f"at most {share(relative_gap(total, least))}: no placement {within} is below {seconds(least)} by plain sends"
         notes["left"] = Note(f"{text} (proven)")
     notes |= {about: note for about, note in draft.notes.items() if about.endswith(" order")}
-    known = {"notes": notes, "timeline": winner.timeline, "loads": winner.loads, "name": None}
+    known = {"notes": notes, "timeline": winner.timeline, "loads": winner.loads, "name": None, "judged_seconds": winner.seconds}
     ends = {"cancelled": stop(), "limited": guard.cut or any(each.draft.limited for each in candidates)}
     return replace(draft, bound=least if problem.network.direct else None, **known, **ends)
 
 
-def _singles(problem: Problem, options: BestOptions, stop: Stop, report: Report) -> tuple[list[Candidate], float]:
-    """The plans of the other systems, and the bound that they prove for one copy of every expert, by one row per token copy."""
+def _singles(
+    problem: Problem, options: BestOptions, searches: bool, stop: Stop, report: Report
+) -> tuple[list[Candidate], float]:
+    """The plans of the other systems, and the bound that they prove for one copy of every expert, by one row per token copy.
+
+    searches: True if a search may follow, for which they leave time
+    """
     candidates: list[Candidate] = []
-    proven = 0.0
-    for part, (system, settings) in enumerate(others := list(_others(problem, options))):
+    proven, others = 0.0, list(_others(problem, options))
+    for part, (system, settings) in enumerate(others):
         if candidates and stop():
             break
         fastest = min((each.timeline.total for each in candidates), default=None)
         report(0.5 * part / len(others), f"planning with {system.title}", fastest, None)
         try:
-            draft = system.recipe(problem, system.settings(settings), stop, silent)
-            candidates.append(_judged(system.title, draft, problem, stop))
+            limit = options.time_limit * (OTHERS / len(others) if searches else 1.0)
+            quick, usual = (_limited(system, settings, most) for most in (limit, options.time_limit))
+            again, longer = (partial(_again, system, each) for each in (quick, usual))
+            draft = again(problem, stop)
+            found = judged(system.title, draft, problem, stop)
+            limited = quick.model_dump() != usual.model_dump()
+            candidates.append(replace(found, again=again, longer=longer if limited else None))
         except (InputError, StoppedError):  # cannot plan this, or not any more
             continue
         if draft.bound is not None and settings.get("slots") == options.slots:
             proven = max(proven, draft.bound)
     if not candidates:
         raise InputError("no system can plan this; run one of them to see why")
+    leader = min(candidates, key=lambda each: each.seconds)
+    if leader.longer is not None and not stop():
+        report(0.45, f"planning with {leader.title} for longer", leader.seconds, None)
+        found = judged(leader.title, leader.longer(problem, stop), problem, stop)
+        candidates.append(replace(found, again=leader.again))
     return candidates, proven
+
+
+def _again(system: System, settings: Options, problem: Problem, stop: Stop) -> Draft:
+    """The plan of a system, unwatched."""
+    return system.recipe(problem, settings, stop, silent)
+
+
+def _limited(system: System, settings: dict[str, Value], most: float) -> Options:
+    """Settings whose usual time limit is at most so many seconds: it limits work, and the clock only in emergencies, so that a
+    busy machine leaves no system out."""
+    known = system.options.model_fields
+    if "time_limit" not in known:
+        return system.settings(settings)
+    limit = min(most, known["time_limit"].default)
+    return create_model(system.name, __base__=system.options, time_limit=(TimeLimit, limit)).from_values(settings)
+
+
+def _score_on(problem: Problem, candidates: list[Candidate]) -> Callable[[Candidate], float]:
+    """The seconds of a candidate; with other recordings to serve, its seconds over the least of these candidates, on the
+    recording where that is most."""
+    if not problem.others:
+        return lambda each: each.seconds
+    served = [problem.with_workload(other) for other in problem.others]
+
+    def on_all(each: Candidate) -> np.ndarray:
+        plan = each.draft.plan("trial", Provenance(optimiser=""), problem.travel)
+        of_step = None if each.step is None else problem.judged_by.seconds
+        rest = (simulate(plan, of).total if of_step is None else of_step(plan, of, never) for of in served)
+        return np.array([each.seconds, *rest])
+
+    least = np.min([on_all(each) for each in candidates], axis=0)
+    return lambda each: float((on_all(each) / np.maximum(least, 1e-30)).max())
+
+
+def _together(problem: Problem) -> tuple[Problem, Network, float]:
+    """The problem with all recordings to serve as one, its network, and the part of a token that each token then counts for;
+    the problem itself where they are not alike."""
+    recordings = (problem.workload, *problem.others)
+    if not problem.others or not all(isinstance(each, RoutingTrace) for each in recordings):
+        return problem, problem.network, 1.0
+    units = [_units(each) for each in recordings]
+    first = np.cumsum([0, *(unit.max(initial=-1) + 1 for unit in units)])
+    whole = replace(
+        problem.workload,
+        experts=np.concatenate([each.experts for each in recordings]),
+        sequence=np.concatenate([unit + begin for unit, begin in zip(units, first, strict=False)]).astype(np.int32),
+        source_rank=np.concatenate([each.rank_of_token(len(problem.cluster.gpus)) for each in recordings]).astype(np.int32),
+        phase=None,
+    )
+    return replace(problem, workload=whole), problem.network, problem.workload.tokens / max(whole.tokens, 1)
+
+
+def _units(trace: RoutingTrace) -> np.ndarray:
+    """int64[token]: the sequence, or a stretch of neighbouring tokens where too few are recorded."""
+    if trace.sequence is not None:
+        unit = np.unique(trace.sequence, return_inverse=True)[1].ravel()
+        if unit.max(initial=0) >= FOLDS - 1:
+            return unit
+    return np.arange(trace.tokens) * BLOCKS // max(trace.tokens, 1)
+
+
+def _folds(workload: Workload) -> Iterator[tuple[Workload, Workload]]:
+    """The recording without each of its folds, and that fold; none of loads without several steps and of traffic."""
+    if isinstance(workload, RoutingTrace):
+        fold = _units(workload) % FOLDS
+        parts = [(workload.part(fold != hidden), workload.part(fold == hidden)) for hidden in range(FOLDS)]
+    elif isinstance(workload, ExpertLoad) and workload.by_step is not None:
+        steps, fold = workload.by_step, np.arange(len(workload.by_step)) % FOLDS
+        of_steps = [(steps[fold != hidden], steps[fold == hidden]) for hidden in range(FOLDS)]
+        loads = [[part.sum(axis=0) for part in both] for both in of_steps]
+        parts = [[replace(workload, load=load, by_step=None, by_source=None) for load in both] for both in loads]
+    else:
+        parts = []
+    return ((seen, unseen) for seen, unseen in parts if seen.load.any() and unseen.load.any())
+
+
+def _gains_unseen(layers: "LayersOf", rival: Candidate, options: BestOptions, guard: Guard) -> bool | None:
+    """True if plans that a search makes of a rival's, both without a fold, are faster there, on average over the folds. None
+    where the recording has no folds."""
+    problem = layers.problem
+    folds, gains = list(_folds(problem.workload)), []
+    if len(folds) < 2:
+        return None
+    total = problem.workload.load.sum() * layers.count
+    tried = np.unique(np.linspace(0, problem.workload.layers - 1, TRIED_LAYERS).astype(int)).tolist()
+    for turn, parts in enumerate(folds):
+        if guard():
+            return False
+        seen, unseen = (layers.on(part, total / part.load.sum()) for part in parts)
+        try:
+            begun = rival.again(replace(seen.problem, others=()), guard).placement
+        except (InputError, StoppedError):  # such as GPUs without any token
+            begun = rival.draft.placement
+        tasks, known = [seen.task(layer, begun) for layer in tried], [unseen.layer(layer) for layer in tried]
+        old = sum(Task(of, at.expert, at.place).seconds(of) for of, at in zip(known, tasks, strict=True))
+        search(tasks, options.time_limit * TRIALS / len(folds), options.seed + turn, guard, unwatched)
+        new = sum(Task(of, at.expert, at.place).seconds(of) for of, at in zip(known, tasks, strict=True))
+        gains.append(old / new - 1 if new else 0.0)
+    return bool(np.mean(gains) > 0) and not guard()
+
+
+def _placements(
+    layers: "LayersOf", usable: list[Candidate], options: BestOptions, guard: Guard, tell: Advance
+) -> dict[str, Placement]:
+    """The best layers of the other systems, and what a search makes of them, by their titles."""
+    mixed = _best_layers(usable, layers.problem)
+    tell(0.5)
+    tasks = [layers.task(layer, mixed) for layer in range(mixed.layers)]
+    seconds_left = options.time_limit * (1 - OTHERS - TRIALS)
+    search(tasks, seconds_left, options.seed, guard, lambda done: tell(0.5 + 0.4 * done))
+    return {MIXED: mixed, "the search": _placement([task.held for task in tasks], layers.problem)}
 
 
 def _mode(options: BestOptions) -> str:
@@ -162,7 +307,7 @@ def _mode(options: BestOptions) -> str:
 def _ordered(title: str, placement: Placement, mode: str, problem: Problem, stop: Stop) -> Candidate:
     """A placement with the best send order of a mode."""
     ordered = best_order(placement, problem, mode, stop, silent)
-    return Candidate(title, ordered.draft({}, False), ordered.timeline, ordered.loads)
+    return judged(title, ordered.draft({}, False), problem, stop)
 
 
 def _in_every_order(candidates: list[Candidate], problem: Problem, stop: Stop) -> list[Candidate]:
@@ -185,179 +330,57 @@ def _others(problem: Problem, options: BestOptions) -> Iterator[tuple[System, di
     files = baselines, eplb, aurora, joint, coactivation, exflow
     systems = {system.name: system for file in files for system in file.SYSTEMS}
     for name in ("linear", "round-robin", "eplb", "aurora", "joint", "coactivation", "exflow"):
-        known, wanted = systems[name].options.model_fields, options.model_dump() | {"order": _mode(options)}
-        if "time_limit" in known:
-            wanted["time_limit"] = min(options.time_limit, known["time_limit"].default)
+        known = systems[name].options.model_fields
+        wanted = options.model_dump(exclude={"time_limit"}) | {"order": _mode(options)}
         kinds = ("even", "uneven") if "slots" in known and options.slots == "uneven" else (options.slots,)
         for kind in kinds:
             settings = wanted | {"slots": kind}
             yield systems[name], {field: value for field, value in settings.items() if field in known}
 
 
-def _judged(title: str, draft: Draft, problem: Problem, stop: Stop) -> Candidate:
-    """The draft as it is simulated."""
-    plan = draft.plan(title, Provenance(optimiser=""), problem.travel)
+def judged(title: str, draft: Draft, problem: Problem, stop: Stop) -> Candidate:
+    """The draft as it is simulated, in the whole step too if there is one and it can be served so."""
+    plan, step = draft.plan(title, Provenance(optimiser=""), problem.travel), None
     loads = draft.loads or loads_of(plan, problem)
-    return Candidate(title, draft, draft.timeline or simulate(plan, problem, stop, loads=loads), loads)
+    timeline = draft.timeline or simulate(plan, problem, stop, loads=loads)
+    if problem.judged_by is not None:
+        with contextlib.suppress(InputError):
+            step = problem.judged_by.seconds(plan, problem, stop)
+    return Candidate(title, draft, timeline, loads, step)
 
 
 def room_of(problem: Problem, options: BestOptions) -> tuple[Ints, int]:
-    """(slots of a layer on every GPU at most, int64[gpu]; in all). Raises InputError if they do not fit the memory."""
+    """(slots of a layer on every GPU at most, int64[gpu]; in all). Raises InputError if they do not fit the memory, spare ones
+    beside the keys and values of the step that plans are judged by."""
     slots = slots_per_gpu(problem, options.redundant, options.slots)
     room = np.minimum(problem.expert_slots_of_gpu(), problem.workload.num_experts)
+    if problem.judged_by is not None:
+        beside, experts, gpus = problem.judged_by.bytes_beside(problem), problem.workload.num_experts, len(room)
+        free = problem.cluster.values("memory") * MEMORY_SHARE - beside
+        left = np.maximum(free // (problem.model.bytes_per_expert * problem.workload.layers), 0).astype(np.int64)
+        even = options.slots == "even"
+        most = int(left.min()) - -(-experts // gpus) if even else (int(np.minimum(left, experts).sum()) - experts) // gpus
+        if options.redundant > max(most, 0):
+            raise InputError(
+                f"{options.redundant} spare slots per GPU and layer do not fit beside {size(float(np.max(beside)))} of other "
+                f"weights, keys and values of the step; choose redundant={max(most, 0)}, or fewer sequences"
+            )
+        room = np.minimum(room, left) if most >= 0 else room
     return slots if options.slots == "even" else room, int(slots.sum())
 
 
-def _within(placement: Placement, room: Ints, slots: int) -> bool:
+def fits_room(placement: Placement, room: Ints, slots: int) -> bool:
     """True if every layer of a placement keeps to the room int64[gpu] and to so many slots in all."""
     return bool(np.all(placement.slots <= room) and np.all(placement.slots.sum(axis=1) <= slots))
 
 
-def _mixed(placements: list[Placement], problem: Problem) -> Placement:
-    """Layer by layer of one of these placements."""
-    return _placement([placement.experts_of_gpu[layer] for layer, placement in enumerate(placements)], problem)
+def _best_layers(candidates: list[Candidate], problem: Problem) -> Placement:
+    """Every layer as the candidate has it that is fastest there."""
+    fastest = np.array([each.layers for each in candidates]).argmin(axis=0)
+    return _placement([candidates[at].draft.placement.experts_of_gpu[layer] for layer, at in enumerate(fastest)], problem)
 
 
 def _placement(rows: list, problem: Problem) -> Placement:
     """rows: [layer][gpu], the experts there"""
     held = tuple(tuple(tuple(sorted(gpu)) for gpu in row) for row in rows)
     return Placement(experts=problem.workload.num_experts, experts_of_gpu=held, model_layers=problem.model.moe_layers)
-
-
-class LayersOf:
-    """The layers of a problem as the search has them.
-
-    network: the problem's, or one in its place
-    room: int64[gpu] slots
-    slots: of a layer in all
-    hide: True to hide every fourth sequence from the search
-    """
-
-    def __init__(self, problem: Problem, network: Network, room: Ints, slots: int, hide: bool = False) -> None:
-        self.problem, self.network, self.room, self.slots = problem, network, room, slots
-        self.travel, self.copied = problem.travel or Travel(), slots > problem.workload.num_experts
-        self.alone, self.trace = self.travel.unit == "copies", isinstance(problem.workload, RoutingTrace)
-        hidden = _hidden(problem.workload) if hide and self.trace else None
-        self.seen = None if hidden is None or hidden.all() or not hidden.any() else ~hidden
-
-    @property
-    def unknown(self) -> str | None:
-        """The reason why the seconds of any placement are not known in advance; None: they are."""
-        if not (self.alone or self.trace):
-            return "the rows of a recording without tokens are an estimate"
-        if self.copied and self.travel.replicas not in (None, "fewest"):
-            return "ranks choose copies; `eplb` plans for their rule"
-        return None
-
-    def task(self, layer: int, placement: Placement) -> Task:
-        """The search of a layer from a placement."""
-        expert, place = np.full((2, self.slots), -1)
-        of, gpu = np.nonzero(placement.share[layer])
-        first = np.r_[True, of[1:] != of[:-1]]
-        # An expert's own item is its first copy.
-        order = np.argsort(~first, kind="stable")
-        expert[: len(of)], place[: len(of)] = of[order], gpu[order]
-        if self.seen is None:
-            return Task(self.layer(layer), expert, place)
-        return Task(self.layer(layer, self.seen), expert, place, self.layer(layer, ~self.seen))
-
-    def layer(self, layer: int, tokens: np.ndarray | None = None) -> Known:
-        """A layer for the kernels, with these tokens (bool[token]) alone, counted as all."""
-        problem, gpus, experts = self.problem, len(self.room), self.problem.workload.num_experts
-        count = 1.0 if tokens is None else len(tokens) / tokens.sum()
-        demand = problem.demand[layer] if tokens is None else self._demand(layer, tokens) * count
-        served, choices, source, turn = not self.alone and self.copied, None, None, None
-        if not self.alone:
-            choices, source = problem.workload.experts[:, layer].astype(np.int64), problem.gpu_of_token
-            turn = _turns(choices) if served and self.travel.replicas is None else None
-            parts = choices, source, turn
-            choices, source, turn = (part if part is None or tokens is None else part[tokens] for part in parts)
-        network = self.network
-        matrix = demand @ np.full((experts, gpus), 1 / gpus) * self.travel.row_bytes(problem.model)[0]
-        networks = tuple(network.carrying(exchange, self.travel.unit, matrix) for exchange in ("dispatch", "combine"))
-        stops, unit = problem.stops, self.travel.unit
-        rows = rows_on(networks, stops.entry, stops.of_gpu, unit, self.travel.row_bytes(problem.model))
-        dividing = np.arange(1, min(gpus, self.slots - experts + 1) + 1)[:, None]
-        ffn = np.ascontiguousarray(self.ffn(demand.sum(axis=0) / dividing).transpose(2, 1, 0))
-        known = layer_of(rows, Tokens(demand, choices, source, turn, count), ffn, self.room, served)
-        if not served:
-            return known
-        kinds = list(dict.fromkeys(problem.cluster.gpus))
-        whole = np.arange(int(np.ceil(demand.sum(axis=0).max())) + 2, dtype=np.float64)
-        table = np.stack([problem.cost.expert_ffn(gpu, whole, problem.model) for gpu in kinds])
-        nodes = unit == "node" and stops.count > 1
-        kind = np.array([kinds.index(gpu) for gpu in problem.cluster.gpus])
-        return chooser_of(*known, stops.of_gpu if nodes else np.arange(gpus), table, kind)
-
-    def ffn(self, tokens: np.ndarray) -> np.ndarray:
-        """float64[gpu, …] seconds of so many tokens of an expert (float64[…])."""
-        gpus, cost, model = self.problem.cluster.gpus, self.problem.cost, self.problem.model
-        of_kind = {gpu: cost.expert_ffn(gpu, tokens, model) for gpu in dict.fromkeys(gpus)}
-        return np.stack([of_kind[gpu] for gpu in gpus])
-
-    def _demand(self, layer: int, tokens: np.ndarray) -> np.ndarray:
-        """float64[source, expert] of these tokens, bool[token]."""
-        chosen, source = self.problem.workload.experts[tokens, layer], self.problem.gpu_of_token[tokens]
-        demand = np.zeros(self.problem.demand.shape[1:])
-        real = chosen >= 0
-        np.add.at(demand, (np.broadcast_to(source[:, None], chosen.shape)[real], chosen[real]), 1.0)
-        return demand
-
-
-def _turns(chosen: Ints) -> Ints:
-    """int64[token, choice]: how often the same expert was chosen before."""
-    flat = chosen.ravel()
-    order = np.argsort(flat, kind="stable")
-    turn = np.empty(len(flat), dtype=np.int64)
-    turn[order] = np.arange(len(flat)) - np.searchsorted(flat[order], flat[order])
-    return turn.reshape(chosen.shape)
-
-
-def _hidden(trace: RoutingTrace) -> np.ndarray:
-    """bool[token]: every fourth sequence, or stretch of neighbouring tokens where none are recorded."""
-    if trace.sequence is not None:
-        unit = np.unique(trace.sequence, return_inverse=True)[1]
-    else:
-        unit = np.arange(trace.tokens) * BLOCKS // max(trace.tokens, 1)
-    return unit % HIDDEN == HIDDEN - 1
-
-
-def bound_of(problem: Problem, room: Ints, slots: int, stop: Stop) -> float | None:
-    """Seconds below which no placement is by plain sends; None where that is not known: of rows without tokens, of rows with
-    copies, of copies that tokens or ranks choose, and where the network's rates depend on the traffic.
-
-    room: int64[gpu] slots
-    slots: of a layer in all
-    """
-    experts, gpus, layers = problem.workload.num_experts, len(room), problem.workload.layers
-    network = replace(problem.network, share=np.ones((2, 1)))  # fewer sends than all may reach the whole rates
-    of = LayersOf(problem, network, room, slots)
-    cells = experts * gpus * 2 * (gpus + 2) + (0 if of.alone else experts * experts * gpus)
-    if of.unknown or (of.copied and not of.alone) or network.measured is not None or cells > BOUNDED_CELLS:
-        return None
-    total, priced = float(sum(step.max(axis=1).sum() for step in fixed_compute(problem).values())), BOUND_WORK // cells + 1
-    for layer, demand in enumerate(problem.demand):
-        known = of.layer(layer)
-        dividing = np.arange(1, min(gpus, slots - experts + 1) + 1)[:, None]
-        cheapest = (dividing * of.ffn(demand.sum(axis=0) / dividing)).min(axis=1).T
-        if stop():
-            return None
-        # Any prices prove a bound, so those of a layer do for the next ones too.
-        if layer * priced // layers > (layer - 1) * priced // layers:
-            prices = prices_of(known, cheapest)
-        total += least_seconds(known, cheapest, prices, not of.copied)
-        if slots == experts and np.any((demand > 0).sum(axis=0) > 1):
-            total += 2 * float(known[0].start.min(initial=0.0))
-    return total
-
-
-SYSTEMS = (
-    System(
-        name="best",
-        title="Best of all",
-        summary="the fastest of the other systems' plans, and a search from there over placement and copies by simulated time",
-        paper="Switchyard",
-        recipe=best,
-        options=BestOptions,
-    ),
-)

@@ -50,6 +50,16 @@ class Options(Frozen):
         return cls.model_json_schema().get("properties", {})
 
 
+@cache
+def patient(kind: type[Options]) -> type[Options]:
+    """The same options, of which a time limit is an amount of work alone, so that a busy machine finds the same answer."""
+    return type(kind)(
+        kind.__name__,
+        (kind,),
+        {"guard": lambda self, stop: Guard(stop, self.time_limit * GUARD), "__module__": kind.__module__},
+    )
+
+
 _KIND_NAMES = {"boolean": "true or false", "integer": "a whole number", "number": "a number", "string": "a text"}
 
 

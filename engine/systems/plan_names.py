@@ -14,7 +14,6 @@ _WORDS: dict[str, Callable[..., str]] = {
     "copies": lambda value: f"each token stands for {value:g}",
     "execution": str,
     "gpus": lambda value: f"GPUs {value}" if value == "in order" else f"{value} GPUs",
-    "hide": lambda value: "a quarter hidden from the search" if value else "nothing hidden from the search",
     "hops": lambda value: f"{value} hops",
     "irregular": lambda value: "real tokens only" if value else "buffers filled to capacity",
     "max_degree": lambda value: f"at most {value} parts per layer",
@@ -36,6 +35,7 @@ _WORDS: dict[str, Callable[..., str]] = {
     "stages": lambda value: f"{value} stages",
     "time_limit": lambda value: f"{value:g} s limit",
     "top_k": lambda value: f"the {value} likeliest next experts" if value != 1 else "the likeliest next expert",
+    "travel": lambda value: f"tokens travel {value}" if value != "free" else "tokens travel in the best way",
     "weight": lambda value: f"affinity weighs {value:g}",
     "weight_gradients": lambda value: f"{value} weight gradients",
 }

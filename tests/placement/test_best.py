@@ -1,7 +1,5 @@
 """The search under the time of a layer: against seconds counted port by port, every placement of few experts, and itself."""
 
-import itertools
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -9,49 +7,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.cluster import Cluster, Node
 from engine.costs import Datasheet
-from engine.placement.best import Task, _kernel, least_seconds, prices_of
-from engine.plan import Placement, Plan, SendOrder, Travel
-from engine.problem import Problem, make_problem
-from engine.result import Provenance
+from engine.placement.best import _kernel, anneal
+from engine.problem import Problem
 from engine.simulate import simulate
 from engine.systems.aurora_exclusive import fixed_compute
-from engine.systems.best import LayersOf, bound_of
+from engine.systems.best_layers import LayersOf, bound_of
 from engine.systems.pieces import linear_placement
-from engine.workload import RoutingTrace
+from tests.cases.best_layers import (
+    COPIES,
+    FEWEST,
+    GO_ON,
+    GPU,
+    NODE,
+    ONE_LAYER,
+    drawn,
+    every_held,
+    held_at_random,
+    layer_of,
+    plan_of,
+)
 from tests.cases.examples import examples
 from tests.oracles.plans import seconds_by_ports
-from tests.strategies import make_gpu, make_model, problems, seeds
-
-GO_ON = np.zeros(1, dtype=bool)
-COPIES, GPU, NODE = (Travel(unit=unit) for unit in ("copies", "gpu", "node"))
-FEWEST = [Travel(unit=unit, replicas="fewest") for unit in ("gpu", "node")]
-
-
-def plan_of(held: list, problem: Problem) -> Plan:
-    """held: [layer][gpu], the experts there"""
-    experts = problem.workload.num_experts
-    placement = Placement(experts=experts, experts_of_gpu=held, model_layers=problem.model.moe_layers)
-    order, origin = SendOrder(mode="concurrent"), Provenance(optimiser="test")
-    return Plan(name="test", placement=placement, send_order=order, travel=problem.travel, provenance=origin)
-
-
-def held_at_random(problem: Problem, spare: int, seed: int) -> list:
-    """One layer with so many further copies, none twice on a GPU."""
-    rng, experts, gpus = np.random.default_rng(seed), problem.workload.num_experts, len(problem.cluster.gpus)
-    held = np.zeros((gpus, experts), dtype=bool)
-    held[rng.integers(0, gpus, experts), np.arange(experts)] = True
-    free = np.argwhere(~held)
-    held[tuple(free[rng.permutation(len(free))[:spare]].T)] = True
-    return [np.flatnonzero(row).tolist() for row in held]
-
-
-def layer_of(problem: Problem, held: list, spare: int) -> tuple[LayersOf, Task]:
-    """The first layer of a problem with any number of slots on a GPU, from a placement."""
-    experts, gpus = problem.workload.num_experts, len(problem.cluster.gpus)
-    layers = LayersOf(problem, problem.network, np.full(gpus, experts), experts + spare)
-    return layers, layers.task(0, plan_of([held], problem).placement)
+from tests.strategies import seeds
 
 
 def with_free_ffns(problem: Problem) -> Problem:
@@ -63,9 +41,6 @@ def with_free_ffns(problem: Problem) -> Problem:
         for node in problem.cluster.nodes
     ]
     return replace(problem, cluster=problem.cluster.model_copy(update={"nodes": nodes}), cost=Datasheet(launch=0.0))
-
-
-ONE_LAYER = problems(layers=(1, 1), travelling=True, contended=False)
 
 
 @settings(max_examples=examples(150, 30), deadline=None)
@@ -111,14 +86,14 @@ def test_what_moves_change_is_what_is_counted_afresh(problem, travel, spare, see
     best, begun = (task.expert.copy(), task.place.copy()), task.seconds(known)
     state, more = kernel.begin(*known, *best)
     heat = begun * data.draw(st.sampled_from((1e-3, 1.0)))
-    lowest, _ = kernel.anneal(*known, state, more, best, begun, (heat, heat, 300), seed % 1000, GO_ON)
+    lowest, _ = anneal(known, (state, more), best, begun, (heat, heat, 300), seed % 1000, GO_ON)
     again, more_again = kernel.begin(*known, state.expert, state.place)
     for now, afresh in [
         (state, again),
         *(zip(more, more_again, strict=True) if isinstance(more[0], tuple) else [(more, more_again)]),
     ]:
         for name in now._fields:
-            if name not in ("held", "slot"):
+            if name not in ("held", "slot", "carry", "tally"):
                 scale = 1 + np.abs(getattr(afresh, name)).max(initial=0.0)
                 if name == "rows":  # the last one is of rows that stay
                     now, afresh = (each._replace(rows=each.rows[:-1]) for each in (now, afresh))
@@ -132,34 +107,6 @@ def test_what_moves_change_is_what_is_counted_afresh(problem, travel, spare, see
         assert len(pairs) == used.sum() and set(expert[used]) == set(range(problem.workload.num_experts))
         assert np.all(np.bincount(place[used], minlength=len(layers.room)) <= layers.room)
         assert (place[~used] == -1).all()
-
-
-def drawn(
-    seed: int, travel: Travel, kinds: int = 3, gpus: int = 3, experts: int = 4, tokens: int = 30, links: bool = False
-) -> Problem:
-    """Skewed top-2 routing of one layer on GPUs of several rates."""
-    rng = np.random.default_rng(seed)
-    cards = [make_gpu(kind, send=(1e6, 8e5, 5e5)[kind], flops=(4e9, 1e9, 2e9)[kind]) for kind in rng.integers(0, kinds, gpus)]
-    sizes = (2, gpus - 2) if links else (gpus,)
-    parts = np.split(np.arange(gpus), np.cumsum(sizes)[:-1])
-    nodes = tuple(
-        Node(name=f"node-{at}", gpus=tuple(cards[gpu] for gpu in part), link_bandwidth=3e6 if links else None)
-        for at, part in enumerate(parts)
-    )
-    keys = rng.gumbel(size=(tokens, 1, experts)) + np.log(rng.dirichlet(np.full(experts, 1.0)) + 1e-9)
-    chosen = np.argsort(-keys, axis=2)[:, :, :2].astype(np.int16)
-    trace = RoutingTrace("drawn", chosen, experts, source_rank=rng.integers(0, gpus, tokens).astype(np.int32))
-    return make_problem(trace, Cluster(name="drawn", nodes=nodes), make_model(1, experts, 2), Datasheet(), travel=travel)
-
-
-def every_held(experts: int, room: np.ndarray, slots: int) -> Iterator[list]:
-    """All placements of one layer with so many copies at most."""
-    gpus = range(len(room))
-    homes = [subset for size in gpus for subset in itertools.combinations(gpus, size + 1) if size <= slots - experts]
-    for row in itertools.product(homes, repeat=experts):
-        held = [[expert for expert in range(experts) if gpu in row[expert]] for gpu in gpus]
-        if sum(map(len, row)) <= slots and all(len(here) <= most for here, most in zip(held, room, strict=True)):
-            yield held
 
 
 @pytest.mark.parametrize(
@@ -179,47 +126,22 @@ def every_held(experts: int, room: np.ndarray, slots: int) -> Iterator[list]:
     ],
     ids=str,
 )
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.everything) for seed in range(2, 12))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.everything) for seed in range(1, 12))])
 def test_few_experts_are_placed_as_well_as_by_trying_all(travel, spare, room, links, seed):
     problem = drawn(seed, travel, links=links)
     if travel in FEWEST:
         problem = with_free_ffns(problem)
     experts, room = 4, np.full(3, room)
-    layers = LayersOf(problem, problem.network, room, experts + spare)
+    layers = LayersOf(problem, problem.network, 1.0, room, experts + spare)
     least = min(seconds_by_ports(plan_of([held], problem), problem)[0] for held in every_held(experts, room, experts + spare))
-    found = []
-    for again in range(6):
-        task = layers.task(0, linear_placement(problem))
-        task.search(6000, again, GO_ON)
-        found += seconds_by_ports(plan_of([task.held], problem), problem)
+    found = [np.inf]
     tolerance = 0.02 if travel == FEWEST[1] else 1e-9  # nodes: which GPU spreads depends on the copies that serve
+    for again in range(6):
+        if min(found) > least * (1 + tolerance):
+            task = layers.task(0, linear_placement(problem))
+            task.search(6000, again, GO_ON)
+            found += seconds_by_ports(plan_of([task.held], problem), problem)
     assert least * (1 - 1e-9) <= min(found) <= least * (1 + tolerance)
     bound = bound_of(problem, room, experts + spare, lambda: False)
-    assert (bound is None) == (spare > 0 and travel != COPIES)
-    if bound is not None:
-        fixed = sum(float(step.max()) for step in fixed_compute(problem).values())
-        assert 0.3 * (least + fixed) < bound <= (least + fixed) * (1 + 1e-9)
-        known, load = layers.layer(0), layers.ffn(problem.demand[0].sum(axis=0)).T
-        odd = replace(prices_of(known, load), slot=np.full(3, 1e-3))  # any prices prove a bound
-        assert spare or least_seconds(known, load, odd, True) <= least * (1 + 1e-9)
-
-
-def test_hidden_tokens_never_get_slower_and_end_a_search_that_fits_the_others_alone():
-    """Tokens at random: little that is learnt from some of them helps the others."""
-    ended = 0
-    for seed in range(4):
-        problem = drawn(seed, GPU, kinds=1, gpus=8, experts=32, tokens=400)
-        chosen = np.random.default_rng(seed).integers(0, 32, (400, 1, 2)).astype(np.int16)
-        problem = replace(problem, workload=replace(problem.workload, experts=chosen))
-        tasks = []
-        for hide in (False, True):
-            layers = LayersOf(problem, problem.network, np.full(8, 4), 32, hide)
-            tasks.append(layers.task(0, linear_placement(problem)))
-        whole, part = tasks
-        before = part.seconds(part.hidden)
-        for task in tasks:
-            task.search(160_000, seed, GO_ON)
-        assert part.seconds(part.hidden) <= before
-        assert whole.seconds(whole.layer) < part.seconds(whole.layer)
-        ended += part.moves < whole.moves
-    assert ended
+    fixed = sum(float(step.max()) for step in fixed_compute(problem).values())
+    assert (0.0 if spare and travel != COPIES else 0.4) * (least + fixed) < bound <= (least + fixed) * (1 + 1e-9)

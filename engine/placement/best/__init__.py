@@ -2,8 +2,7 @@
 all-to-all, as far as it is that of the busiest port, and the busiest GPU's FFNs.
 
 Layers are independent where tokens go home after every layer, so each begins from the placement that is the fastest for it, by
-whichever method, and is annealed by itself, on all cores. A part of the tokens may be hidden from the search: then a layer
-keeps what is fastest on those, and stops once they gain no more.
+whichever method, and is annealed by itself, on all cores.
 """
 
 import os
@@ -16,7 +15,8 @@ from types import ModuleType
 import numpy as np
 
 from engine.network import Network
-from engine.placement.best import choosing, tables
+from engine.placement.best import annealing, by_source, choosing, tables
+from engine.placement.best.by_source import Shared
 from engine.placement.best.choosing import Chooser
 from engine.placement.best.tables import Layer, Level
 from engine.placement.coactivation.instance import distinct, sets_of
@@ -111,6 +111,7 @@ def layer_of(rows: Rows, tokens: Tokens, ffn: Floats, room: Ints, in_order: bool
     in_order: True to keep the order in which tokens chose
     """
     member, weight, source = np.zeros((0, 1), dtype=np.int32), np.zeros(0), np.zeros(0, dtype=np.int64)
+    times = np.zeros(0, dtype=np.int64)
     demand, turn = np.ascontiguousarray(tokens.demand.T), np.zeros((0, 0), dtype=np.int64)
     if tokens.choices is not None:
         choices, demand = tokens.choices.astype(np.int32), demand[:0]
@@ -127,11 +128,38 @@ def layer_of(rows: Rows, tokens: Tokens, ffn: Floats, room: Ints, in_order: bool
     first = np.searchsorted(flat[order], np.arange(len(ffn) + 1))
     net = (order // member.shape[1]).astype(np.int32)
     least = 1e-9 * max(float(tokens.demand.sum()), 1e-30)
-    layer = Layer(
-        member, turn, weight, source, first, net, demand, rows.there, rows.back, rows.start, least, rows.owner, ffn, room
-    )
-    levels = zip(rows.groups, rows.kind_of_source, rows.sends, rows.takes, strict=True)
-    return layer, tuple(Level(group, kind[source], sends, takes) for group, kind, sends, takes in levels)
+    ports = rows.there, rows.back, rows.start, least, rows.owner
+    bits, heavy, words, origin = _in_bits(member, times, source, len(ffn))
+    layer = Layer(member, turn, weight, source, first, net, demand, *ports, ffn, room, bits, heavy, tokens.count, words)
+    levels = []
+    for group, kind, *of_kind in zip(rows.groups, rows.kind_of_source, rows.sends, rows.takes, strict=True):
+        of_segment = (np.ascontiguousarray(port[:, kind[origin]]) for port in of_kind)
+        levels.append(Level(group, kind[source], *of_kind, *of_segment))
+    return layer, tuple(levels)
+
+
+def _in_bits(member: np.ndarray, times: Ints, source: Ints, experts: int) -> tuple[np.ndarray, Ints, Ints, Ints]:
+    """(bits, heavy, words, origin) of a `Layer`: as many bits as a net has tokens, or one for each binary digit of that number,
+    whichever needs fewer words."""
+    digits = [np.flatnonzero(times >> digit & 1) for digit in range(int(times.max(initial=0)).bit_length())]
+    choices = []
+    for net, size in (
+        (np.repeat(np.arange(len(times)), times), np.zeros(int(times.sum()), dtype=np.int64)),
+        (np.concatenate([np.arange(0), *digits]), np.repeat(np.arange(len(digits)), [len(digit) for digit in digits])),
+    ):
+        key = source[net] * 64 + size
+        order = np.argsort(key, kind="stable")
+        kinds, begin, many = np.unique(key[order], return_index=True, return_counts=True)
+        first = np.r_[0, np.cumsum(-(-many // 64))]
+        place = np.arange(len(key)) - np.repeat(begin, many)
+        choices.append((first[-1], net[order], np.repeat(first[:-1], many) + place // 64, place % 64, kinds, first))
+    most, net, word, place, kinds, first = min(choices, key=lambda each: each[0])
+    bits = np.zeros((experts + 1, most), dtype=np.uint64)
+    for chosen in member[net].T:
+        np.bitwise_or.at(bits, (chosen, word), np.uint64(1) << place.astype(np.uint64))
+    bits[-1] = 0  # of choices that are none
+    origin, segment = np.unique(kinds // 64, return_index=True)
+    return bits, np.repeat(kinds % 64, np.diff(first)), np.append(first[segment], most), origin
 
 
 def chooser_of(
@@ -141,7 +169,7 @@ def chooser_of(
     return Chooser(layer, group[layer.source], group, ffn, kind), levels
 
 
-Known = tuple[Layer | Chooser, tuple[Level, Level]]
+Known = tuple[Layer | Chooser | Shared, tuple[Level, ...]]
 """A layer for one of the kernels, with its levels."""
 
 
@@ -151,14 +179,12 @@ class Task:
 
     layer: see `layer_of` and `chooser_of`
     expert, place: int64[item], -1 = unused
-    hidden: the same layer for the tokens that the search does not see; None: it sees all
     moves: looked at so far
     """
 
     layer: Known
     expert: Ints
     place: Ints
-    hidden: Known | None = None
     moves: int = 0
 
     @property
@@ -171,7 +197,7 @@ class Task:
         return [np.sort(self.expert[self.place == gpu]).tolist() for gpu in range(self.gpus)]
 
     def seconds(self, known: Known) -> float:
-        """Seconds of the placement on these tokens."""
+        """Seconds of the placement in a layer with as many items."""
         return _kernel(known).seconds_of(*known, self.expert, self.place)
 
     def search(self, moves: int, seed: int, hurry: Bools) -> None:
@@ -180,54 +206,57 @@ class Task:
         lowest = begun = self.seconds(self.layer)
         if begun <= 0:
             return
-        unseen = self.seconds(self.hidden) if self.hidden else 0.0
-        risen, part = 0, moves // STRETCHES
-        heats = [(hot, *at) for hot, count in HEATS for at in pairwise(np.linspace(0, 1, count + 1).tolist())]
-        for stretch, (hot, begin, end) in enumerate(heats):
+        # Few moves are not enough to cool down from anything hot.
+        heats = HEATS if moves >= FEW * len(self.expert) else HEATS[-1:]
+        part = moves // sum(count for _, count in heats)
+        stretches = [(hot, *at) for hot, count in heats for at in pairwise(np.linspace(0, 1, count + 1).tolist())]
+        for stretch, (hot, begin, end) in enumerate(stretches):
             if hurry[0]:
                 break
             if begin == 0:
                 state = kernel.begin(*self.layer, *best)
             span = (*(begun * hot * (COLD / hot) ** at for at in (begin, end)), part)
-            before = lowest
-            lowest, _ = kernel.anneal(*self.layer, *state, best, lowest, span, seed * STRETCHES + stretch, hurry)
+            lowest, _ = anneal(self.layer, state, best, lowest, span, seed * STRETCHES + stretch, hurry)
             self.moves += part
-            if self.hidden and lowest < before:
-                told = kernel.seconds_of(*self.hidden, *best)
-                if told >= unseen:
-                    risen += 1
-                    if risen == PATIENCE:
-                        break
-                    continue
-                unseen, risen = told, 0
-            if lowest < before:
-                self.expert, self.place = best[0].copy(), best[1].copy()
+        if lowest < begun:
+            self.expert, self.place = best
 
 
 def _kernel(known: Known) -> ModuleType:
-    return choosing if isinstance(known[0], Chooser) else tables
+    return {Layer: tables, Chooser: choosing, Shared: by_source}[type(known[0])]
+
+
+def anneal(known: Known, state: tuple, *further) -> tuple[float, int]:
+    """`annealing.anneal`, or that of `by_source`, from a state of the layer's kernel."""
+    (layer, levels), (at, more) = known, state
+    if isinstance(layer, Shared):
+        return by_source.anneal(layer, levels, at, more, *further)
+    if isinstance(layer, Chooser):
+        return annealing.anneal(layer.layer, levels, at, None, (layer, more), *further)
+    return annealing.anneal(layer, levels, at, more, None, *further)
 
 
 HEATS, COLD = ((5e-3, 8), (0.1, 4), (5e-3, 4)), 1e-4
 """Parts of the time at which annealing begins, each time from the best so far, and its equally long stretches down to the cold
-one. After each the hidden tokens are asked."""
+one."""
 STRETCHES = sum(count for _, count in HEATS)
-PATIENCE = 2
-"""Stretches with a gain on the tokens that are searched and none on the hidden ones, after which a layer's search ends."""
+FEW = 1000
+"""Moves of an item below which only the last of these is made."""
 MOVES_PER_PLACE = 200
 """Limit of the moves of a layer, for each expert and GPU."""
 POLL = 0.05
 
 
-def seconds_per_move(known: Layer | Chooser, levels: tuple[Level, Level]) -> float:
+def seconds_per_move(known: Layer | Chooser | Shared, levels: tuple[Level, ...]) -> float:
     """Seconds of an ordinary core for a move: looked at, and as often as usual carried out."""
+    if isinstance(known, Shared):
+        return by_source.seconds_per_move(known)
     chooses = isinstance(known, Chooser)
     layer = known.layer if chooses else known
-    of_expert = len(layer.net) / len(layer.ffn)
     if chooses:
-        return 3e-6 + 2 * of_expert * 4e-7
-    looked_at = 6e-7 + 8e-9 * sum(level.sends.shape[1] for level in levels) + 3e-9 * (len(layer.there) + len(layer.room))
-    return looked_at + 0.05 * 4e-8 * of_expert * layer.member.shape[1]
+        return 1.5e-6 + 2 * len(layer.net) / len(layer.ffn) * (5e-8 if layer.turn.shape[1] else 1.5e-7)
+    looked_at = 5e-7 + 3e-9 * (len(layer.there) + len(layer.room)) + 6e-9 * len(layer.heavy)
+    return looked_at + 2e-8 * layer.demand.size / len(layer.ffn)
 
 
 def search(
@@ -260,134 +289,16 @@ def search(
     return not hurry[0]
 
 
-@dataclass(frozen=True)
-class Prices:
-    """Prices of the loads of a layer, not negative.
-
-    there, back, ffn: float64[port], float64[port], float64[gpu] of dispatch, combine and FFNs; the sum of each is at most 1
-    slot: float64[gpu] seconds of a slot
-    """
-
-    there: Floats
-    back: Floats
-    ffn: Floats
-    slot: Floats
-
-
-def prices_of(known: Known, cheapest: Floats) -> Prices:
-    """Prices at which `least_seconds` is large: the dual of a linear programme that divides experts among GPUs.
-
-    cheapest: see `least_seconds`
-    """
-    from scipy.optimize import linprog
-    from scipy.sparse import coo_array, csr_array, eye_array, hstack, kron, vstack
-
-    layer, (experts, gpus) = known[0], cheapest.shape
-    ports = len(layer.there)
-    cells, columns, rows = [], [], []
-    expert = np.arange(experts)[:, None] * gpus
-    for level in _levels(known):
-        demand = _demand(layer, level)
-        for gpu in range(gpus):
-            group = level.group[gpu]
-            part = demand / _together(layer, level, group)
-            for side in (level.sends[group], level.takes[group]):
-                cell, column = np.broadcast_arrays(expert + gpu, side[None])
-                moves = (column < ports) & (part > 0)
-                cells.append(cell[moves])
-                columns.append(column[moves])
-                rows.append(part[moves])
-    shape = experts * gpus, ports
-    moved = coo_array((np.concatenate(rows), (np.concatenate(cells), np.concatenate(columns))), shape).tocsr()
-    own = kron(np.ones((experts, 1)), eye_array(gpus)).tocsr()
-    ffn = own.multiply(cheapest.reshape(-1, 1)).tocsr()
-    loads = hstack([moved * layer.there, moved * layer.back, ffn]).tocsr()
-    scale = float(loads.max()) or 1.0
-    sizes = [ports, ports, gpus]
-    longest = csr_array(np.repeat(np.eye(3), sizes, axis=0))
-    limits = vstack([hstack([loads.T / scale, -longest]), hstack([own.T, csr_array((gpus, 3))])]).tocsr()
-    whole = hstack([kron(eye_array(experts), np.ones((1, gpus))), csr_array((experts, 3))]).tocsr()
-    most = np.concatenate([np.zeros(sum(sizes)), layer.room])
-    answer = linprog(np.repeat([0.0, 1.0], [experts * gpus, 3]), limits, most, whole, np.ones(experts), method="highs")
-    if answer.x is None:
-        return Prices(*(np.full(size, 1 / max(size, 1)) for size in sizes), np.zeros(gpus))
-    dual = np.maximum(-answer.ineqlin.marginals, 0.0)
-    *parts, slot = np.split(dual, np.cumsum(sizes))
-    return Prices(*(part / max(float(part.sum()), 1.0) for part in parts), slot * scale)
-
-
-def least_seconds(known: Known, cheapest: Floats, prices: Prices, single: bool) -> float:
-    """Seconds below which no placement brings a layer with one copy of every expert, or where every copy of a token travels on
-    its own with any copies that share alike: the slots times their prices less than what every expert costs where it is
-    cheapest (weak duality; any prices prove a bound).
-
-    cheapest: float64[expert, gpu] seconds of the FFN of all of an expert's tokens, the least that any copies leave
-    single: True if every expert has one copy; then of n GPUs' i · n + 1 longest FFNs i + 1 are on one GPU
-
-    A row that serves several experts is divided among them. How many those are is bounded by the experts that fire with an
-    expert most often: 1 / (1 + m) of m others is never below the line through its values at two neighbouring m.
-    """
-    layer, (experts, gpus) = known[0], cheapest.shape
-    cost = np.tile(prices.slot, (experts, 1))
-    of_port = np.append(prices.there * layer.there + prices.back * layer.back, 0.0)
-    for level in _levels(known):
-        weight = (of_port[level.sends] + of_port[level.takes]).T  # of a row of a kind to a group
-        alone = _demand(layer, level) @ weight
-        least = alone.copy()
-        if len(layer.member):
-            shared = _shared(layer, level, experts) @ weight
-            for group in range(len(level.sends)):
-                beside = min(int(layer.room[level.group == group].sum()), experts) - 1
-                most = np.sort(shared[:, :, group], axis=1)[:, ::-1][:, : max(beside, 0)].sum(axis=1)
-                lines = [(alone[:, group] * (2 * m + 2) - most) / ((m + 1) * (m + 2)) for m in range(layer.member.shape[1])]
-                least[:, group] = np.maximum.reduce(lines)
-        cost = cost + least[:, level.group]
-    slots, longest = float((layer.room * prices.slot).sum()), 0.0
-    if single:
-        ffns = np.sort(cheapest.min(axis=1))[::-1]
-        longest = max(float(ffns[i * gpus - i : i * gpus + 1].sum()) for i in range((experts - 1) // gpus + 1))
-    apart = max(float(cost.min(axis=1).sum()) - slots, 0.0) + longest
-    return max(float((cost + cheapest * prices.ffn).min(axis=1).sum()) - slots, apart) * (1 - 1e-9)
-
-
-def _levels(known: Known) -> tuple[Level, ...]:
-    """The levels that rows are counted on."""
-    layer, levels = known
-    return levels if len(layer.member) else levels[:1]
-
-
-def _together(layer: Layer, level: Level, group: int) -> int:
-    """Experts of a token that a row to a group serves at most."""
-    return max(min(layer.member.shape[1], int(layer.room[level.group == group].sum())), 1) if len(layer.member) else 1
-
-
-def _demand(layer: Layer, level: Level) -> Floats:
-    """float64[expert, kind] tokens."""
-    if not len(layer.member):
-        return layer.demand
-    experts, kinds = len(layer.ffn), level.sends.shape[1]
-    net, choice = np.nonzero(layer.member >= 0)
-    cell = layer.member[net, choice] * kinds + level.kind[net]
-    return np.bincount(cell, layer.weight[net], experts * kinds).reshape(experts, kinds)
-
-
-def _shared(layer: Layer, level: Level, experts: int) -> Floats:
-    """float64[expert, other, kind] tokens that go to both."""
-    kinds, choices = level.sends.shape[1], range(layer.member.shape[1])
-    shared = np.zeros(experts * experts * kinds)
-    for one, other in ((one, other) for one in choices for other in choices if one != other):
-        net = np.flatnonzero((layer.member[:, one] >= 0) & (layer.member[:, other] >= 0))
-        cell = (layer.member[net, one].astype(np.int64) * experts + layer.member[net, other]) * kinds + level.kind[net]
-        shared += np.bincount(cell, layer.weight[net], len(shared))
-    return shared.reshape(experts, experts, kinds)
-
-
-def compile_ahead() -> None:
-    """Run every compiled function once, with the types that it always has."""
+def compile_ahead(by_rank: bool = False) -> None:
+    """Run every compiled function once, with the types that it always has. by_rank: those of `by_source` too"""
     one, gpus = np.ones(2), np.arange(2)
     network = Network(one, one, 0 * one, gpus, 0.0, 0 * one)
     rows = rows_on((network, network), np.zeros((2, 1)), gpus, "gpu", (1.0, 1.0))
     tokens = Tokens(np.ones((2, 2)), np.array([[0, 1], [1, 0]]), gpus)
     known = layer_of(rows, tokens, np.ones((2, 1, 2)), np.ones(2, dtype=np.int64))
-    for layer in (known, chooser_of(*known, gpus, np.ones((1, 4)), np.zeros(2, dtype=np.int64))):
+    layers, kind = [known, chooser_of(*known, gpus, np.ones((1, 4)), np.zeros(2, dtype=np.int64))], np.zeros(2, dtype=np.int64)
+    if by_rank:
+        model = by_source.Model(*known, np.ones((2, 2)), np.ones((1, 4)), 1.0, 2)
+        layers.append(by_source.shared_of(model, None, kind, np.zeros((3, 2)), by_source.STATIC, 2))
+    for layer in layers:
         Task(layer, gpus.copy(), gpus.copy()).search(STRETCHES, 0, np.zeros(1, dtype=bool))

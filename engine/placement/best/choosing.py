@@ -1,4 +1,4 @@
-"""The search of `tables` where a row serves several experts and these have copies; compiled (numba).
+"""The loads of `tables` where a row serves several experts and these have copies; compiled (numba).
 
 Either copies serve in turn, or every token chooses those that touch the fewest GPUs or nodes. Rows are then no sum over copies,
 so a move serves all tokens anew that have one of its experts. Of copies that are as good for a token that chooses a fixed one
@@ -11,8 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from engine.placement.best.tables import Layer, Level, State, count_anew, draw, put, take, weigh
-from engine.placement.coactivation.copies import listed, touch
+from engine.placement.best.tables import Layer, Level, State, count_anew, exchange, put, weigh
 
 
 class Chooser(NamedTuple):
@@ -38,13 +37,50 @@ class Served(NamedTuple):
 
     gpu: int64[net, choice], -1 = none
     tokens: float64[expert, gpu]
-    copies, near: GPUs and groups with an expert, int64[expert, place], ascending, -1 behind the last
+    copies, near: GPUs and groups with an expert, int64[expert, place], ascending, -1 behind the last; many: int64[expert] GPUs
+    mask: uint64[expert, word], a bit for each group with the expert
     """
 
     gpu: np.ndarray
     tokens: np.ndarray
     copies: np.ndarray
     near: np.ndarray
+    many: np.ndarray
+    mask: np.ndarray
+
+
+class Draft(NamedTuple):
+    """The changes of a move that is looked at, and room to count them in.
+
+    count: int64[1], the nets that are served anew; anew: int64[net], those; hosts: int64[net, choice], their new GPUs
+    more: float64[expert, gpu] tokens; of: bool[expert], the experts whose tokens change
+    marked: bool[net]; touched: uint64[word], a bit for each group; depth: int64[2, choice + 1]
+    """
+
+    count: np.ndarray
+    anew: np.ndarray
+    hosts: np.ndarray
+    more: np.ndarray
+    of: np.ndarray
+    marked: np.ndarray
+    touched: np.ndarray
+    depth: np.ndarray
+
+
+@njit(cache=True, nogil=True)
+def draft_of(chooser: Chooser, served: Served) -> Draft:
+    """Room for the changes of a move."""
+    nets, choices = served.gpu.shape
+    return Draft(
+        np.zeros(1, dtype=np.int64),
+        np.zeros(nets, dtype=np.int64),
+        np.empty_like(served.gpu),
+        np.zeros_like(served.tokens),
+        np.zeros(len(served.tokens), dtype=np.bool_),
+        np.zeros(nets, dtype=np.bool_),
+        np.zeros_like(served.mask[0]),
+        np.zeros((2, choices + 1), dtype=np.int64),
+    )
 
 
 @njit(cache=True, nogil=True)
@@ -65,16 +101,21 @@ def begin(chooser: Chooser, levels: tuple[Level, Level], expert: np.ndarray, pla
             counts[expert[item]] += 1
             put(at, item, place[item])
     copies, near = np.full((experts, gpus + 1), -1), np.full((experts, gpus + 1), -1)
-    served = Served(np.full((nets, layer.member.shape[1]), -1), np.zeros((experts, gpus)), copies, near)
+    mask = np.zeros((experts, chooser.group.max() // 64 + 1), dtype=np.uint64)
+    served = Served(np.full((nets, layer.member.shape[1]), -1), np.zeros((experts, gpus)), copies, near, counts.copy(), mask)
     for one in range(experts):
         _list_anew(chooser, at, served, one)
-    touched = np.zeros(chooser.group.max() + 1, dtype=np.bool_)
-    for net in range(nets):
-        _serve(chooser, served, net, touched, served.gpu[net])
-        _count(chooser, levels, net, served.gpu[net], 1.0, rows, served.tokens)
+    draft = draft_of(chooser, served)
+    draft.anew[:] = np.arange(nets)
+    draft.count[0] = nets
+    _serve(layer.member, layer.turn, chooser.home, chooser.group, served, draft)
+    _count(layer.member, layer.weight, levels[0], levels[1], served.gpu, draft, rows)
+    served.gpu[:] = draft.hosts
     for one in range(experts):
-        _share_alike(chooser, at, served.tokens, one)
-    _price(chooser, np.zeros((experts, gpus)), served.tokens, busy)
+        _share_alike(chooser, at, draft.more, one)
+    draft.of[:] = True
+    _price(chooser, served.tokens, draft, busy)
+    served.tokens[:] = draft.more
     return at, served
 
 
@@ -88,64 +129,141 @@ def _share_alike(chooser, at, tokens, expert):
 @njit(cache=True, nogil=True)
 def _list_anew(chooser, at, served, expert):
     """The GPUs and groups of an expert, after its copies have changed."""
-    copies, near = listed(at.on[expert : expert + 1], chooser.group)
-    served.copies[expert], served.near[expert] = -1, -1
-    served.copies[expert, : copies.shape[1]] = copies[0]
-    served.near[expert, : near.shape[1]] = near[0]
+    copies, near, mask = served.copies[expert], served.near[expert], served.mask[expert]
+    mask[:] = 0
+    listed = groups = 0
+    for gpu in range(len(chooser.group)):
+        if at.on[expert, gpu]:
+            copies[listed] = gpu
+            listed += 1
+            _mark(mask, chooser.group[gpu], True)
+    copies[listed] = -1
+    served.many[expert] = listed
+    for group in range(64 * len(mask)):
+        if _marked(mask, group):
+            near[groups] = group
+            groups += 1
+    near[groups] = -1
 
 
 @njit(cache=True, nogil=True)
-def _serve(chooser, served, net, touched, gpu_of):
-    """Write the GPUs that serve a net's choices."""
-    chosen, turns = chooser.layer.member[net], chooser.layer.turn[net]
-    if len(turns):
-        for at in range(len(chosen)):
-            copies = served.copies[chosen[at]]
-            gpu_of[at] = copies[turns[at] % np.argmin(copies)] if chosen[at] >= 0 else -1
-        return
-    touched[:] = False
-    touched[chooser.home[net]] = True
-    touch(chosen, served.near, touched)
-    for at in range(len(chosen)):
-        gpu_of[at] = -1
-        if chosen[at] < 0:
-            continue
-        as_good = 0
-        for gpu in served.copies[chosen[at]]:
-            if gpu < 0:
+def _mark(mask, group, on):
+    bit = np.uint64(1) << np.uint64(group & 63)
+    if on:
+        mask[group >> 6] |= bit
+    else:
+        mask[group >> 6] &= ~bit
+
+
+@njit(cache=True, nogil=True)
+def _marked(mask, group):
+    return mask[group >> 6] >> np.uint64(group & 63) & np.uint64(1) > 0
+
+
+@njit(cache=True, nogil=True)
+def _unserved(member, net, mask, touched):
+    """The first of a net's experts that no touched group serves, -1 if there is none."""
+    for at in range(member.shape[1]):
+        expert = member[net, at]
+        if expert >= 0:
+            serves = False
+            for word in range(len(touched)):
+                serves |= (mask[expert, word] & touched[word]) > 0
+            if not serves:
+                return expert
+    return -1
+
+
+@njit(cache=True, nogil=True)
+def _touch(member, net, near, mask, touched, depths):
+    """Mark the fewest further groups that serve all of a net's experts. depths: int64[2, choice + 1], room"""
+    for at in range(member.shape[1]):
+        expert = member[net, at]
+        if expert >= 0 and near[expert, 1] < 0:
+            _mark(touched, near[expert, 0], True)
+    for most in range(member.shape[1] + 1):
+        # Depth first: every group that serves the first expert which none marked serves, in turn.
+        depth, place = 0, 0
+        while True:
+            expert = _unserved(member, net, mask, touched)
+            if expert < 0:
+                return
+            if depth < most and near[expert, place] >= 0:
+                depths[0, depth], depths[1, depth] = near[expert, place], place
+                _mark(touched, near[expert, place], True)
+                depth, place = depth + 1, 0
+            elif depth == 0:
                 break
-            as_good += touched[chooser.group[gpu]]
-        turn = (net + at) % as_good
-        for gpu in served.copies[chosen[at]]:
-            if touched[chooser.group[gpu]]:
-                if turn == 0:
-                    gpu_of[at] = gpu
-                    break
-                turn -= 1
+            else:
+                depth -= 1
+                _mark(touched, depths[0, depth], False)
+                place = depths[1, depth] + 1
 
 
 @njit(cache=True, nogil=True)
-def _count(chooser, levels, net, gpu_of, sign, rows, tokens):
-    """Add the rows and the tokens of a net to those of ports and copies, or with a minus take them away."""
-    layer = chooser.layer
-    weight = sign * layer.weight[net]
-    for at in range(len(gpu_of)):
-        if gpu_of[at] >= 0:
-            tokens[layer.member[net, at], gpu_of[at]] += weight
-    for which in range(2):
-        level = levels[which]
-        kind = level.kind[net]
-        for at in range(len(gpu_of)):
-            if gpu_of[at] < 0:
+def _serve(member, turn, home, group, served, draft):
+    """Write the GPUs that serve the choices of the nets that are served anew."""
+    # Indices into whole arrays, and one call for all nets: views and calls would cost more than the work on a net.
+    copies, many, near, mask, touched = served.copies, served.many, served.near, served.mask, draft.touched
+    for number in range(draft.count[0]):
+        net = draft.anew[number]
+        if turn.shape[1] == 0:
+            touched[:] = 0
+            _mark(touched, home[net], True)
+            _touch(member, net, near, mask, touched, draft.depth)
+        for at in range(member.shape[1]):
+            expert = member[net, at]
+            if expert < 0 or turn.shape[1]:
+                draft.hosts[number, at] = copies[expert, turn[net, at] % many[expert]] if expert >= 0 else -1
                 continue
-            own, first = level.group[gpu_of[at]], True
-            for before in range(at):
-                if gpu_of[before] >= 0 and level.group[gpu_of[before]] == own:
-                    first = False
-                    break
-            if first:
-                rows[level.sends[own, kind]] += weight
-                rows[level.takes[own, kind]] += weight
+            as_good = 0
+            for place in range(many[expert]):
+                as_good += _marked(touched, group[copies[expert, place]])
+            which, place = (net + at) % as_good, 0
+            while which or not _marked(touched, group[copies[expert, place]]):
+                which -= _marked(touched, group[copies[expert, place]])
+                place += 1
+            draft.hosts[number, at] = copies[expert, place]
+
+
+@njit(cache=True, nogil=True)
+def _count(member, weight, near, far, gpu_of, draft, rows):
+    """Take away the rows of the nets that are served anew, and their tokens in the draft, and add those from their new GPUs.
+
+    near, far: the levels; gpu_of: int64[net, choice], the GPUs so far; rows: float64[port + 1]
+    """
+    for number in range(draft.count[0]):
+        net, same = draft.anew[number], True
+        for at in range(member.shape[1]):
+            same &= gpu_of[net, at] == draft.hosts[number, at]
+        if same:
+            continue
+        for at in range(member.shape[1]):
+            expert = member[net, at]
+            if expert >= 0:
+                if gpu_of[net, at] >= 0:
+                    draft.more[expert, gpu_of[net, at]] -= weight[net]
+                draft.more[expert, draft.hosts[number, at]] += weight[net]
+                draft.of[expert] = True
+        for side in range(2):
+            hosts, row = (draft.hosts, number) if side else (gpu_of, net)
+            tokens = weight[net] if side else -weight[net]
+            _count_level(near.group, near.sends, near.takes, near.kind[net], hosts, row, tokens, rows)
+            if len(far.sends) > 1:
+                _count_level(far.group, far.sends, far.takes, far.kind[net], hosts, row, tokens, rows)
+
+
+@njit(cache=True, nogil=True)
+def _count_level(group, sends, takes, kind, hosts, row, tokens, rows):
+    for at in range(hosts.shape[1]):
+        if hosts[row, at] < 0:
+            continue
+        own, first = group[hosts[row, at]], True
+        for before in range(at):
+            first &= hosts[row, before] < 0 or group[hosts[row, before]] != own
+        if first:
+            rows[sends[own, kind]] += tokens
+            rows[takes[own, kind]] += tokens
 
 
 @njit(cache=True, nogil=True)
@@ -162,16 +280,16 @@ def _ffn(chooser, expert, gpu, tokens, of_all):
 
 
 @njit(cache=True, nogil=True)
-def _price(chooser, tokens, more, longer):
-    """Add the seconds that FFNs take longer with more tokens, both float64[expert, gpu]."""
-    for expert in range(tokens.shape[0]):
-        if not more[expert].any():
+def _price(chooser, tokens, draft, longer):
+    """Add the seconds that FFNs take longer with the draft's tokens more than float64[expert, gpu]."""
+    for expert in range(len(tokens)):
+        if not draft.of[expert]:
             continue
-        of_all = max(tokens[expert].sum(), more[expert].sum())
+        of_all = max(tokens[expert].sum(), draft.more[expert].sum())
         for gpu in range(tokens.shape[1]):
-            if more[expert, gpu] != 0:
+            if draft.more[expert, gpu] != 0:
                 now = tokens[expert, gpu]
-                then = _ffn(chooser, expert, gpu, now + more[expert, gpu], of_all)
+                then = _ffn(chooser, expert, gpu, now + draft.more[expert, gpu], of_all)
                 longer[gpu] += then - _ffn(chooser, expert, gpu, now, of_all)
 
 
@@ -184,107 +302,79 @@ def seconds_of(chooser: Chooser, levels: tuple[Level, Level], expert: np.ndarray
 
 
 @njit(cache=True, nogil=True)
-def anneal(
-    chooser: Chooser,
-    levels: tuple[Level, Level],
-    at: State,
-    served: Served,
-    best: tuple[np.ndarray, np.ndarray],
-    lowest: float,
-    span: tuple[float, float, int],
-    seed: int,
-    hurry: np.ndarray,
-) -> tuple[float, int]:
-    """Change a state by random moves at a falling temperature; arguments and answer as in `tables.anneal`."""
-    np.random.seed(seed)
-    layer, (hot, cold, moves) = chooser.layer, span
-    gpus, experts = len(layer.room), len(layer.ffn)
-    change, longer, leader, ahead = np.zeros(len(at.rows)), np.zeros(gpus), np.zeros(3, np.int64), np.zeros(3, np.int64)
-    _, value = weigh(layer, at.rows, change, at.busy, longer, leader)
-    recounts = len(at.expert) > experts
-    touched, more = np.zeros(chooser.group.max() + 1, dtype=np.bool_), np.zeros((experts, gpus))
-    anew, hosts = np.zeros(len(layer.member), dtype=np.int64), np.empty_like(served.gpu)
-    marked, accepted, temperature = np.zeros(len(layer.member), dtype=np.bool_), 0, hot
-    for move in range(moves):
-        if move % 16 == 0:
-            if hurry[0]:
-                break
-            temperature = hot * (cold / hot) ** (move / moves)
-        legal, counting, g, h, i, j, gained = draw(layer.room, at, leader, recounts)
-        if not legal:
-            continue
-        one = at.expert[i] if i >= 0 else -1
-        two = gained if counting else (at.expert[j] if j >= 0 else -1)
-        _flip(at, counting, one, two, g, h)
-        change[:], longer[:], more[:] = 0.0, 0.0, 0.0
-        affected = _serve_anew(chooser, levels, at, served, (one, two), marked, anew, touched, hosts, change, more)
-        _price(chooser, served.tokens, more, longer)
-        seconds, after = weigh(layer, at.rows, change, at.busy, longer, ahead)
-        if after > value and np.random.random() >= np.exp((value - after) / temperature):
-            _flip(at, counting, one, two, g, h)
-            for expert in (one, two):
-                if expert >= 0:
-                    _list_anew(chooser, at, served, expert)
-            continue
-        accepted += 1
-        value = after
-        leader[:] = ahead
-        at.rows[:] += change
-        at.busy[:] += longer
-        served.tokens[:] += more
-        for number in range(affected):
-            served.gpu[anew[number]] = hosts[number]
-        _flip(at, counting, one, two, g, h)
-        if counting:
-            count_anew(at, i, gained, g)
-        else:
-            take(at, i)
-            if j >= 0:
-                take(at, j)
-                put(at, j, g)
-            put(at, i, h)
-        if seconds < lowest * (1 - 1e-12):
-            lowest = seconds
-            best[0][:] = at.expert
-            best[1][:] = at.place
-    return lowest, accepted
-
-
-@njit(cache=True, nogil=True)
-def _serve_anew(chooser, levels, at, served, moved, marked, anew, touched, hosts, change, more):
-    """The number of nets that have one of two experts (-1 = none), which moved; write which, and who serves them, and add to
-    the changes of rows and tokens."""
-    first = chooser.layer.first
-    affected = 0
+def changes(chooser, served, levels, at, move, draft, change, longer):
+    """Write the changes of a move, see `annealing`, and who then serves its experts' tokens into a draft; the lists of copies
+    change with it, until `take_back`."""
+    change[:], longer[:] = 0.0, 0.0
+    for expert in range(len(draft.of)):
+        if draft.of[expert]:
+            draft.more[expert], draft.of[expert] = 0.0, False
+    moved = _moved(at, move)
+    _flip(at, move, moved)
+    first, affected = chooser.layer.first, 0
     for expert in moved:
         if expert < 0:
             continue
         _list_anew(chooser, at, served, expert)
         for membership in range(first[expert], first[expert + 1]):
             net = chooser.layer.net[membership]
-            if not marked[net]:
-                marked[net] = True
-                anew[affected] = net
+            if not draft.marked[net]:
+                draft.marked[net] = True
+                draft.anew[affected] = net
                 affected += 1
+    draft.count[0] = affected
     for number in range(affected):
-        net = anew[number]
-        marked[net] = False
-        _serve(chooser, served, net, touched, hosts[number])
-        if (served.gpu[net] != hosts[number]).any():
-            _count(chooser, levels, net, served.gpu[net], -1.0, change, more)
-            _count(chooser, levels, net, hosts[number], 1.0, change, more)
+        draft.marked[draft.anew[number]] = False
+    layer = chooser.layer
+    _serve(layer.member, layer.turn, chooser.home, chooser.group, served, draft)
+    _count(layer.member, layer.weight, levels[0], levels[1], served.gpu, draft, change)
     for expert in moved:
         if expert >= 0:
-            more[expert] += served.tokens[expert]
-            _share_alike(chooser, at, more, expert)
-            more[expert] -= served.tokens[expert]
-    return affected
+            draft.more[expert] += served.tokens[expert]
+            _share_alike(chooser, at, draft.more, expert)
+            draft.more[expert] -= served.tokens[expert]
+    _price(chooser, served.tokens, draft, longer)
 
 
 @njit(cache=True, nogil=True)
-def _flip(at, counting, one, two, g, h):
-    """Do a move on `on` alone, or undo it: experts one and two change places, or on GPU g two takes the place of one."""
-    for expert in (one, two):
+def take_back(chooser, served, at, move):
+    """Undo what `changes` did to the lists of copies."""
+    moved = _moved(at, move)
+    _flip(at, move, moved)
+    for expert in moved:
+        if expert >= 0:
+            _list_anew(chooser, at, served, expert)
+
+
+@njit(cache=True, nogil=True)
+def carry_out(chooser, served, at, move, draft):
+    """Do a move whose changes are in the draft."""
+    for expert in range(len(draft.of)):
+        if draft.of[expert]:
+            served.tokens[expert] += draft.more[expert]
+    for number in range(draft.count[0]):
+        served.gpu[draft.anew[number]] = draft.hosts[number]
+    _flip(at, move, _moved(at, move))
+    counting, g, h, i, j, gained = move
+    if counting:
+        count_anew(at, i, gained, g)
+    else:
+        exchange(at, i, j, g, h)
+
+
+@njit(cache=True, nogil=True)
+def _moved(at, move):
+    """The experts whose copies a move changes, -1 = none."""
+    counting, _, _, i, j, gained = move
+    two = gained if counting or j < 0 else at.expert[j]
+    return at.expert[i] if i >= 0 else -1, two
+
+
+@njit(cache=True, nogil=True)
+def _flip(at, move, moved):
+    """Do a move on `on` alone, or undo it: two experts change places, or on GPU g the second takes the place of the first."""
+    counting, g, h = move[:3]
+    for expert in moved:
         if expert >= 0:
             at.on[expert, g] = not at.on[expert, g]
             if not counting:

@@ -1,11 +1,11 @@
-"""Moves of experts between GPUs under the time of a layer itself: tables that tell the change of any move, and the search on
-them; compiled (numba).
+"""A layer under the time of its own: the loads of a placement, and how a move of experts between GPUs changes them; compiled
+(numba).
 
 The time of a layer is that of the busiest port in the dispatch, of the busiest GPU's FFNs, and of the busiest port in the
 combine. A port's load is a sum of rows, and a move changes only rows to and from the GPUs (nodes) that it touches. Where every
-copy of a token travels on its own, these are sums of demands. Where a row serves several experts, tables as those of
-`coactivation.search` give them for each kind of source: rows to a group for the sake of one expert alone, those of them whose
-token has another given expert too, and rows that an expert would bring to a group that its tokens do not reach yet.
+copy of a token travels on its own, these are sums of demands. Where a row serves several experts, a bit stands for a token, 64
+tokens of a source to a word: words tell which tokens chose an expert, and which have exactly one or at least one of their
+experts on a GPU (node), so that a few operations on words count the rows that a move brings and saves.
 
 A copy of an expert is an item. Where copies travel on their own, those of an expert divide its tokens evenly; rows that serve
 several experts are served by one copy of each here, and by more in `choosing`.
@@ -14,12 +14,11 @@ several experts are served by one copy of each here, and by more in `choosing`.
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
+from numba import njit, types
+from numba.extending import intrinsic
 
 SMOOTH = 0.02
 """Weight of the 8-norms of all loads, which see the second busiest, beside the busiest ones."""
-LEADING, RELOCATED, RECOUNTED = 0.6, 0.3, 0.25
-"""Parts of the moves that begin at a busiest GPU, that look for a free slot, and that change how many copies experts have."""
 
 
 class Level(NamedTuple):
@@ -28,12 +27,15 @@ class Level(NamedTuple):
     group: int64[gpu]
     kind: int64[net], the source as far as it matters to the rows of this level
     sends, takes: int64[group, kind], the ports of such a row; the last one, which has no load, of a row that stays
+    out, into: int64[group, segment], the same for the words of a source
     """
 
     group: np.ndarray
     kind: np.ndarray
     sends: np.ndarray
     takes: np.ndarray
+    out: np.ndarray
+    into: np.ndarray
 
 
 class Layer(NamedTuple):
@@ -52,6 +54,10 @@ class Layer(NamedTuple):
     owner: int64[port] GPUs
     ffn: float64[expert, copies - 1, gpu] seconds of one copy
     room: int64[gpu] slots
+    bits: uint64[expert + 1, word], the tokens that chose an expert; the last row, of no expert, is empty
+    heavy: int64[word], how many times its bits count double
+    unit: tokens that a bit counts for that does so no time
+    words: int64[segment + 1], the begin of the words of a source
     """
 
     member: np.ndarray
@@ -68,21 +74,27 @@ class Layer(NamedTuple):
     owner: np.ndarray
     ffn: np.ndarray
     room: np.ndarray
+    bits: np.ndarray
+    heavy: np.ndarray
+    unit: float
+    words: np.ndarray
 
 
-class Tables(NamedTuple):
-    """The rows of a level that moves change; float64 but for the count.
+class Counts(NamedTuple):
+    """The tokens that have experts in a group of a level.
 
-    count: int16[net, group] items of a net there
-    alone: [item, kind] rows for its sake alone
-    shared: [item, other, kind] those of them whose net has the other one too
-    joining: [item, group, kind] rows that it would bring
+    digits: uint64[group, digit, word], how many of its experts each token has there, as binary numbers across words
+    one, some: uint64[group, word], the tokens that have exactly and at least one
+    carry: uint64[word], tally: int64[2, word]: room to count in
+    heavy: of the layer
     """
 
-    count: np.ndarray
-    alone: np.ndarray
-    shared: np.ndarray
-    joining: np.ndarray
+    digits: np.ndarray
+    one: np.ndarray
+    some: np.ndarray
+    carry: np.ndarray
+    tally: np.ndarray
+    heavy: np.ndarray
 
 
 class State(NamedTuple):
@@ -112,7 +124,7 @@ class State(NamedTuple):
 
 @njit(cache=True, nogil=True)
 def begin(layer: Layer, levels: tuple[Level, Level], expert: np.ndarray, place: np.ndarray) -> tuple:
-    """(the state of a placement, the tables of both levels).
+    """(the state of a placement, the counts of both levels).
 
     expert, place: int64[item], -1 = unused
     """
@@ -136,7 +148,7 @@ def begin(layer: Layer, levels: tuple[Level, Level], expert: np.ndarray, place: 
                 for kind in range(layer.demand.shape[1]):
                     rows[level.sends[gpu, kind]] += layer.demand[one, kind] / copies[one]
                     rows[level.takes[gpu, kind]] += layer.demand[one, kind] / copies[one]
-    return at, (_tables(layer, levels[0], at), _tables(layer, levels[1], at))
+    return at, (_counts(layer, levels[0], at), _counts(layer, levels[1], at))
 
 
 @njit(cache=True, nogil=True)
@@ -156,82 +168,107 @@ def take(at, item):
     at.on[at.expert[item], gpu] = False
 
 
-@njit(cache=True, nogil=True)
-def _tables(layer, level, at):
-    items, nets = len(at.place), len(layer.member)
-    groups, kinds = level.sends.shape
-    if nets == 0:
-        groups = kinds = items = 0
-    tables = Tables(
-        np.zeros((nets, groups), dtype=np.int16),
-        np.zeros((items, kinds)),
-        np.zeros((items, items, kinds)),
-        np.zeros((items, groups, kinds)),
-    )
-    for net in range(nets):
-        weight, kind = layer.weight[net], level.kind[net]
-        for item in layer.member[net]:
-            if item >= 0:
-                tables.count[net, level.group[at.place[item]]] += 1
-        for group in range(groups):
-            if tables.count[net, group]:
-                at.rows[level.sends[group, kind]] += weight
-                at.rows[level.takes[group, kind]] += weight
-            else:
-                _joins(layer.member, tables.joining, net, group, kind, weight)
-        for item in layer.member[net]:
-            if item >= 0 and tables.count[net, level.group[at.place[item]]] == 1:
-                _alone(layer.member, tables, net, item, kind, weight)
-    return tables
+@intrinsic
+def _bits_in(typing, word):
+    """The number of ones in a word."""
+    return types.uint64(types.uint64), lambda context, builder, signature, arguments: builder.ctpop(arguments[0])
 
 
 @njit(cache=True, nogil=True)
-def _alone(member, tables, net, item, kind, weight):
-    tables.alone[item, kind] += weight
-    for other in member[net]:
-        if other < 0:
-            break
-        if other != item:
-            tables.shared[item, other, kind] += weight
+def _counts(layer, level, at):
+    words, groups = len(layer.heavy), len(level.sends)
+    if groups == 1 or words == 0:  # nothing ever changes
+        groups = words = 0
+    most = 0
+    while 1 << most <= layer.member.shape[1]:
+        most += 1
+    digits, one = np.zeros((groups, most, words), dtype=np.uint64), np.zeros((groups, words), dtype=np.uint64)
+    room = np.zeros(words, dtype=np.uint64), np.zeros((2, words), dtype=np.int64)
+    counts = Counts(digits, one, np.zeros_like(one), *room, layer.heavy)
+    if groups == 0:
+        return counts
+    for item in range(len(at.place)):
+        _add(digits[level.group[at.place[item]]], layer.bits[at.expert[item]], counts.carry)
+    for group in range(groups):
+        _tell(counts, group)
+        for word in range(words):
+            counts.tally[0, word] = np.int64(_bits_in(counts.some[group, word])) << layer.heavy[word]
+        _spread(layer.words, layer.unit, level.out, level.into, group, counts.tally, 0, at.rows)
+    return counts
+
+
+# Loops over words are innermost and do one thing, so that the compiler makes vector instructions of them.
 
 
 @njit(cache=True, nogil=True)
-def _joins(member, joining, net, group, kind, weight):
-    for item in member[net]:
-        if item < 0:
-            break
-        joining[item, group, kind] += weight
+def _add(digits, bits, carry):
+    """Tokens of these bits have one expert more: binary addition, digit by digit, of all tokens at once. carry: room"""
+    carry[:] = bits
+    for digit in range(len(digits)):
+        row = digits[digit]
+        for word in range(len(carry)):
+            row[word], carry[word] = row[word] ^ carry[word], row[word] & carry[word]
 
 
 @njit(cache=True, nogil=True)
-def _member_in(member, level, place, net, group, but):
-    for item in member[net]:
-        if item >= 0 and item != but and level.group[place[item]] == group:
-            return item
-    return -1
+def _remove(digits, bits, carry):
+    carry[:] = bits
+    for digit in range(len(digits)):
+        row = digits[digit]
+        for word in range(len(carry)):
+            row[word], carry[word] = row[word] ^ carry[word], ~row[word] & carry[word]
 
 
 @njit(cache=True, nogil=True)
-def _regroup(layer, level, tables, at, item, target):
-    """An item goes to another GPU, in the tables of a level."""
-    member, g, h = layer.member, level.group[at.place[item]], level.group[target]
-    if g == h:
+def _tell(counts, group):
+    """Derive the tokens with one and with some from the digits."""
+    digits, one, some = counts.digits[group], counts.one[group], counts.some[group]
+    some[:] = 0
+    for digit in range(1, len(digits)):
+        row = digits[digit]
+        for word in range(len(some)):
+            some[word] |= row[word]
+    row = digits[0]
+    for word in range(len(some)):
+        one[word] = row[word] & ~some[word]
+        some[word] |= row[word]
+
+
+@njit(cache=True, nogil=True)
+def _exchanged(in_bits, level, counts, i, j, g, h, change):
+    """Add the changes of rows of a level if expert i goes from GPU g to GPU h and expert j, if not -1, back."""
+    (bits, words, unit), own, other = in_bits, level.group[g], level.group[h]
+    if own == other:
         return
-    for membership in range(layer.first[item], layer.first[item + 1]):
-        net = layer.net[membership]
-        weight, kind = layer.weight[net], level.kind[net]
-        stay, there = tables.count[net, g] - 1, tables.count[net, h]
-        tables.count[net, g], tables.count[net, h] = stay, there + 1
-        if stay == 0:
-            _joins(member, tables.joining, net, g, kind, weight)
-        elif stay == 1:
-            _alone(member, tables, net, _member_in(member, level, at.place, net, g, item), kind, weight)
-        if there == 0:
-            _joins(member, tables.joining, net, h, kind, -weight)
-        elif there == 1:
-            _alone(member, tables, net, _member_in(member, level, at.place, net, h, item), kind, -weight)
-        if (stay == 0) != (there == 0):
-            _alone(member, tables, net, item, kind, weight if there == 0 else -weight)
+    # Indices into whole arrays: each view of a row would cost as much as thirty words.
+    one, some, heavy, tally = counts.one, counts.some, counts.heavy, counts.tally
+    for word in range(len(heavy)):
+        only_i, only_j = bits[i, word] & ~bits[j, word], bits[j, word] & ~bits[i, word]
+        come, go = _bits_in(only_j & ~some[own, word]), _bits_in(only_i & one[own, word])
+        tally[0, word] = np.int64(come) - np.int64(go) << heavy[word]
+        come, go = _bits_in(only_i & ~some[other, word]), _bits_in(only_j & one[other, word])
+        tally[1, word] = np.int64(come) - np.int64(go) << heavy[word]
+    _spread(words, unit, level.out, level.into, own, tally, 0, change)
+    _spread(words, unit, level.out, level.into, other, tally, 1, change)
+
+
+@njit(cache=True, nogil=True)
+def _spread(words, unit, out, into, group, tally, side, change):
+    """Add the rows int64[side, word] to a group to those of the ports."""
+    port, run, whole, word = len(change) - 1, 0.0, 0, 0
+    for segment in range(len(words) - 1):
+        before = whole
+        while word < words[segment + 1]:
+            whole += tally[side, word]
+            word += 1
+        rows = unit * (whole - before)
+        change[out[group, segment]] += rows
+        # Rows of many sources end at one port: their sum is kept in a register, as memory would be waited for every time.
+        if into[group, segment] != port:
+            change[port] += run
+            port, run = into[group, segment], 0.0
+        run += rows
+    change[port] += run
 
 
 @njit(cache=True, nogil=True)
@@ -244,10 +281,15 @@ def _recounted(layer, level, at, expert, without, more_on, change, longer):
         will = gpu == more_on or (was and gpu != without)
         share = (1.0 / after if will else 0.0) - (1.0 / before if was else 0.0)
         if share != 0:
+            port, run = len(change) - 1, 0.0
             for kind in range(layer.demand.shape[1]):
                 rows = share * layer.demand[expert, kind]
                 change[level.sends[gpu, kind]] += rows
-                change[level.takes[gpu, kind]] += rows
+                if level.takes[gpu, kind] != port:
+                    change[port] += run
+                    port, run = level.takes[gpu, kind], 0.0
+                run += rows
+            change[port] += run
         if was:
             longer[gpu] -= layer.ffn[expert, before - 1, gpu]
         if will:
@@ -255,36 +297,81 @@ def _recounted(layer, level, at, expert, without, more_on, change, longer):
 
 
 @njit(cache=True, nogil=True)
-def _changes(layer, levels, tables, at, i, j, h, change, longer):
-    """Write the changes if item i goes to GPU h and item j, if not -1, from there to its place."""
-    g = at.place[i]
+def changes(layer, levels, counts, at, move, change, longer):
+    """Write the changes of a move, see `annealing.draw`, of float64[port + 1] rows and float64[gpu] seconds."""
+    counting, g, h, i, j, gained = move
     change[:], longer[:] = 0.0, 0.0
+    one, two = at.expert[i] if i >= 0 else -1, at.expert[j] if j >= 0 else -1
     if len(layer.demand):
-        _recounted(layer, levels[0], at, at.expert[i], g, h, change, longer)
-        if j >= 0:
-            _recounted(layer, levels[0], at, at.expert[j], h, g, change, longer)
+        if one >= 0:
+            _recounted(layer, levels[0], at, one, g, -1 if counting else h, change, longer)
+        if two >= 0:
+            _recounted(layer, levels[0], at, two, h, g, change, longer)
+        if gained >= 0:
+            _recounted(layer, levels[0], at, gained, -1, g, change, longer)
         return
-    ffn = layer.ffn[at.expert[i], at.copies[at.expert[i]] - 1]
-    longer[g] -= ffn[g]
-    longer[h] += ffn[h]
+    longer[g] -= layer.ffn[one, 0, g]
+    longer[h] += layer.ffn[one, 0, h]
+    if two >= 0:
+        longer[h] -= layer.ffn[two, 0, h]
+        longer[g] += layer.ffn[two, 0, g]
+    in_bits = layer.bits, layer.words, layer.unit
+    _exchanged(in_bits, levels[0], counts[0], one, two, g, h, change)
+    _exchanged(in_bits, levels[1], counts[1], one, two, g, h, change)
+
+
+@njit(cache=True, nogil=True)
+def carry_out(layer, levels, counts, at, move):
+    """Do a move, see `annealing.draw`."""
+    counting, g, h, i, j, gained = move
+    if not counting and len(layer.heavy):
+        one, two = at.expert[i], at.expert[j] if j >= 0 else -1
+        _regroup(layer.bits, levels[0].group, counts[0], one, two, g, h)
+        _regroup(layer.bits, levels[1].group, counts[1], one, two, g, h)
+    if counting:
+        count_anew(at, i, gained, g)
+        return
+    exchange(at, i, j, g, h)
+
+
+@njit(cache=True, nogil=True)
+def _regroup(bits, group, counts, i, j, g, h):
+    """Expert i goes from GPU g to GPU h and expert j, if not -1, back: in the counts of a level."""
+    own, other = group[g], group[h]
+    if own == other:
+        return
+    digits, carry = counts.digits, counts.carry
+    _remove(digits[own], bits[i], carry)
+    _add(digits[other], bits[i], carry)
     if j >= 0:
-        ffn = layer.ffn[at.expert[j], at.copies[at.expert[j]] - 1]
-        longer[h] -= ffn[h]
-        longer[g] += ffn[g]
-    for which in range(2):
-        level, table = levels[which], tables[which]
-        own, other = level.group[g], level.group[h]
-        if own == other:
-            continue
-        for kind in range(level.sends.shape[1]):
-            here, there = -table.alone[i, kind], table.joining[i, other, kind]
-            if j >= 0:
-                here += table.joining[j, own, kind] + table.shared[i, j, kind]
-                there += table.shared[j, i, kind] - table.alone[j, kind]
-            change[level.sends[own, kind]] += here
-            change[level.takes[own, kind]] += here
-            change[level.sends[other, kind]] += there
-            change[level.takes[other, kind]] += there
+        _remove(digits[other], bits[j], carry)
+        _add(digits[own], bits[j], carry)
+    _tell(counts, own)
+    _tell(counts, other)
+
+
+@njit(cache=True, nogil=True)
+def exchange(at, i, j, g, h):
+    """Item i goes from GPU g to h and item j, if not -1, back."""
+    take(at, i)
+    if j >= 0:
+        take(at, j)
+        put(at, j, g)
+    put(at, i, h)
+
+
+@njit(cache=True, nogil=True, fastmath={"nnan", "nsz"})
+def longest(layer, rows, change, busy, longer):
+    """Seconds of loads and their changes: of the busiest port in dispatch and in combine and of the longest FFNs, together."""
+    dispatch, combine, ffn = 0.0, 0.0, 0.0
+    for port in range(len(layer.there)):
+        moved = rows[port] + change[port]
+        there, back = layer.start[port] + moved * layer.there[port], layer.start[port] + moved * layer.back[port]
+        dispatch = max(dispatch, there if moved > layer.least else 0.0)
+        combine = max(combine, back if moved > layer.least else 0.0)
+    for gpu in range(len(busy)):
+        ffn = max(ffn, busy[gpu] + longer[gpu])
+    return dispatch + ffn + combine
 
 
 @njit(cache=True, nogil=True)
@@ -325,111 +412,11 @@ def _root(power):
 
 
 @njit(cache=True, nogil=True)
-def draw(room, at, leader, recounts):
-    """A random move: (True if it may be, True if it gives copies up or makes some, GPUs g and h, items i on g and j on h that
-    change places, the expert that gains a copy on g); -1 for none of these."""
-    g = leader[np.random.randint(3)] if np.random.random() < LEADING else np.random.randint(len(room))
-    counting = recounts and np.random.random() < RECOUNTED
-    vacant = counting and at.used[g] < room[g] and (at.expert < 0).any()
-    i, j, h, gained = -1, -1, np.random.randint(len(room)), -1
-    if at.used[g] > 0 and not (counting and vacant and np.random.random() < 0.5):
-        i = at.held[g, np.random.randint(at.used[g])]
-    if counting:
-        if i < 0 or np.random.random() < 0.8:
-            gained = np.random.randint(len(at.copies))
-        there = gained >= 0 and at.on[gained, g]
-        last = i >= 0 and at.copies[at.expert[i]] == 1
-        return not (there or last or (i < 0 and not vacant)), counting, g, g, i, j, gained
-    if at.used[h] > 0 and not (at.used[h] < room[h] and np.random.random() < RELOCATED):
-        j = at.held[h, np.random.randint(at.used[h])]
-    elif at.used[h] == room[h]:
-        return False, counting, g, h, i, j, gained
-    legal = i >= 0 and g != h and not at.on[at.expert[i], h] and not (j >= 0 and at.on[at.expert[j], g])
-    return legal, counting, g, h, i, j, gained
-
-
-@njit(cache=True, nogil=True)
 def seconds_of(layer: Layer, levels: tuple[Level, Level], expert: np.ndarray, place: np.ndarray) -> float:
     """Seconds of dispatch, FFNs and combine of a placement; arguments as in `begin`."""
     at, _ = begin(layer, levels, expert, place)
     nothing = np.zeros(len(at.rows))
     return weigh(layer, at.rows, nothing, at.busy, np.zeros(len(at.busy)), np.zeros(3, dtype=np.int64))[0]
-
-
-@njit(cache=True, nogil=True)
-def anneal(
-    layer: Layer,
-    levels: tuple[Level, Level],
-    at: State,
-    tables: tuple[Tables, Tables],
-    best: tuple[np.ndarray, np.ndarray],
-    lowest: float,
-    span: tuple[float, float, int],
-    seed: int,
-    hurry: np.ndarray,
-) -> tuple[float, int]:
-    """Change a state by random moves at a falling temperature; (the lowest seconds so far, moves accepted).
-
-    best: (expert, place), int64[item] each, of the lowest seconds so far; changed in place
-    span: temperature in seconds at the begin and at the end, and how many moves are looked at
-    hurry: bool[1], set by another thread to end
-    """
-    np.random.seed(seed)
-    hot, cold, moves = span
-    gpus, linear = len(layer.room), len(layer.demand) > 0
-    change, longer, leader, ahead = np.zeros(len(at.rows)), np.zeros(gpus), np.zeros(3, np.int64), np.zeros(3, np.int64)
-    _, value = weigh(layer, at.rows, change, at.busy, longer, leader)
-    accepted, temperature = 0, hot
-    recounts = linear and len(at.expert) > len(layer.ffn)
-    for move in range(moves):
-        if move % 256 == 0:
-            if hurry[0]:
-                break
-            temperature = hot * (cold / hot) ** (move / moves)
-        legal, counting, g, h, i, j, gained = draw(layer.room, at, leader, recounts)
-        if not legal:
-            continue
-        if counting:
-            change[:], longer[:] = 0.0, 0.0
-            if i >= 0:
-                _recounted(layer, levels[0], at, at.expert[i], g, -1, change, longer)
-            if gained >= 0:
-                _recounted(layer, levels[0], at, gained, -1, g, change, longer)
-        else:
-            _changes(layer, levels, tables, at, i, j, h, change, longer)
-        seconds, after = weigh(layer, at.rows, change, at.busy, longer, ahead)
-        if after > value and np.random.random() >= np.exp((value - after) / temperature):
-            continue
-        accepted += 1
-        value = after
-        leader[:] = ahead
-        at.rows[:] += change
-        at.busy[:] += longer
-        if counting:
-            count_anew(at, i, gained, g)
-        else:
-            _carry_out(layer, levels, tables, at, i, j, h)
-        if seconds < lowest * (1 - 1e-12):
-            lowest = seconds
-            best[0][:] = at.expert
-            best[1][:] = at.place
-    return lowest, accepted
-
-
-@njit(cache=True, nogil=True)
-def _carry_out(layer, levels, tables, at, i, j, h):
-    """Item i goes to GPU h and item j, if not -1, from there to its place."""
-    g = at.place[i]
-    for item, target in ((i, h), (j, g)):
-        if item >= 0 and len(layer.member):
-            _regroup(layer, levels[0], tables[0], at, item, target)
-            _regroup(layer, levels[1], tables[1], at, item, target)
-        if item >= 0:
-            take(at, item)
-            at.place[item] = target
-    put(at, i, h)
-    if j >= 0:
-        put(at, j, g)
 
 
 @njit(cache=True, nogil=True)
