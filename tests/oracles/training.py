@@ -1,10 +1,15 @@
-"""Checks of training steps: every operator runs in full, after its inputs, and no stream does two things at once."""
+"""Checks of training steps: every operator runs in full, after its inputs, and no stream does two things at once; and the
+fastest of all schedules of a small one."""
 
 import re
 from collections import defaultdict
-from itertools import pairwise
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import combinations, pairwise, product
 
-from engine.errors import IllegalError
+import networkx as nx
+
+from engine.errors import IllegalError, InputError
 from engine.overlap.operator_graph import OperatorGraph
 from engine.plan import Plan
 from engine.problem import Problem
@@ -140,3 +145,33 @@ def _check_gradients(
         sent += size
         if sent > (1 + 1e-9) * sum(own for name, own, _ in gradients if there[name] <= start + slack):
             raise IllegalError(f"{label} reduces more than the gradients that are there")
+
+
+def fastest_step(problem: Problem, graph: OperatorGraph, time: Callable[..., float], parts: tuple[int, ...]) -> float:
+    """Seconds of the fastest of very many schedules of a small step with one MoE layer.
+
+    Every stretch of the forward pass in every number of parts; then, with the two fastest of these, every number of parts of
+    the MoE layer in the backward pass and every choice of an all-to-all for every weight gradient.
+
+    time: seconds of a schedule, from its stretches, parts of the backward pass and weight gradients; raises InputError for one
+        that is not allowed
+    """
+    names = [operator.name for operator in graph.operators if operator.phase == "forward"]
+    forward: list[tuple[float, tuple]] = [(time((), 1, {}), ())]
+    for first, last in combinations(range(len(names)), 2):
+        for count in parts:
+            with suppress(InputError):
+                cut = ((names[first], names[last], count),)
+                forward.append((time(cut, 1, {}), cut))
+    needs, fastest = graph.graph(), min(forward)[0]
+    exchanges = [operator.name for operator in graph.operators if operator.phase == "dx" and operator.network]
+    apart = {}
+    for operator in graph.operators:
+        if operator.phase == "dw":
+            tied = nx.ancestors(needs, operator.name) | nx.descendants(needs, operator.name)
+            apart[operator.name] = [None, *(name for name in exchanges if name not in tied)]
+    for (_, cut), count in product(sorted(forward)[:2], (1, *parts)):
+        for chosen in product(*apart.values()):
+            under = {gradient: exchange for gradient, exchange in zip(apart, chosen, strict=True) if exchange}
+            fastest = min(fastest, time(cut, count, under))
+    return fastest

@@ -17,20 +17,24 @@ from engine.costs.measured import CollectiveTimes, MeasuredTimes
 from engine.costs.profiled import Profiled
 from engine.errors import IllegalError, InputError
 from engine.overlap.operator_axes import latest_last
+from engine.overlap.partition import partition
 from engine.overlap.pipeline_degree import pipeline_seconds
+from engine.overlap.stage_pipeline import ChainInstance
 from engine.plan import Overlap, PartitionRange, Placement, Priority
 from engine.problem import Problem
 from engine.simulate import bound_of_plan, simulate
-from engine.simulate.training import price_step
+from engine.simulate.training import check_step_parts, price_step, step_seconds
+from engine.simulate.training.bound import _forward
 from engine.simulate.training.pricing import expert_groups, route, route_parts
 from engine.simulate.training.step import step_state_bytes
 from engine.systems.pieces import linear_placement
 from engine.timeline import Timeline
 from engine.workload import ExpertLoad, RoutingTrace
+from tests import everything
 from tests.cases.examples import tried
 from tests.cases.training import degrees, graph_of, plan_of, problem_of
 from tests.oracles.capacity_passing import even_bounds, kept_with_passing, sent
-from tests.oracles.training import check_step
+from tests.oracles.training import check_step, fastest_step
 from tests.strategies import cluster_of, clusters, make_gpu
 
 POLICIES = ("fair", "priority", "fifo", "fixed")
@@ -241,6 +245,41 @@ def test_a_cut_step_of_a_recording_is_simulated_part_by_part():
     lengths = (own["end"] - own["start"]).to_numpy()
     assert lengths == pytest.approx(exact.uneven["1.dispatch", 4].max(axis=1))
     assert np.ptp(lengths) > 0.05 * lengths.max()
+
+
+@tried(10, clusters(2, 3), st.sampled_from((20, 4000)), st.sampled_from(("fair", "priority")), fewest=1)
+def test_no_schedule_of_a_small_step_is_below_its_bound(cluster, vocabulary, policy):
+    """Brute force; where the network is never shared, the bound is also close."""
+    problem = problem_of(cluster, experts=len(cluster.gpus), layers=1, batch=3, vocabulary=vocabulary)
+    priority = Priority(policy=policy, bucket=1e12)
+
+    def time(cut, degree, under):
+        ranges = tuple(PartitionRange(first=first, last=last, parts=parts) for first, last, parts in cut)
+        overlap = Overlap(ranges=ranges, under=under)
+        plan = plan_of(problem, priority, overlap=overlap, pipeline=degrees(problem, 1, degree))
+        if not under:  # those are allowed by the oracle's own rule
+            check_step_parts(plan, problem, graph_of(problem))
+        return step_seconds(plan, problem)
+
+    parts = (2, 3) if everything.WANTED else (2,)
+    least, bound = fastest_step(problem, graph_of(problem), time, parts), bound_of_plan(plan_of(problem), problem)
+    assert bound <= least * (1 + 1e-9)
+    assert bound >= 0.75 * least
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_forward_chain_is_bounded_by_what_one_group_needs(seed):
+    """With one group of GPUs the dynamic programme for stretches is exact, and so is the bound."""
+    rng = np.random.default_rng(seed)
+    times = rng.random((9, 1)) / np.arange(1, 6) ** rng.uniform(0.3, 1, (9, 1))
+    network, latest = rng.random(9) < 0.4, np.maximum.accumulate(np.minimum(np.arange(9) + rng.integers(-1, 6, 9), 8))
+    instance = ChainInstance(network=network, times=times, latest_last=latest)
+    ends = _forward(times[:, :, None], network, latest, np.zeros(9, dtype=bool))
+    assert ends == pytest.approx(partition(instance).objective)
+    slower = np.stack([times, times * rng.uniform(0.5, 1, (9, 1))], axis=2)
+    slower[network] = times[network][:, :, None]
+    both = _forward(slower, network, latest, np.zeros(9, dtype=bool))
+    assert both.max() == pytest.approx(ends[0]) and both[1] <= both[0] + 1e-12
 
 
 def test_the_bound_holds_where_one_gpu_is_slow_before_the_loss_and_another_after_it():

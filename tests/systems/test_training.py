@@ -1,14 +1,17 @@
 """The systems for a training step, on small steps and on the papers' models."""
 
 import json
+import time
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from engine.compare.figures import metrics
 from engine.costs import Datasheet
 from engine.errors import InputError
 from engine.formats.perfetto import write_trace
+from engine.plan import Overlap
 from engine.problem import Problem, make_problem
 from engine.reproduce.lancet import Setting, evaluate, settings, weight_gradient_gaps
 from engine.result import Status
@@ -16,15 +19,18 @@ from engine.simulate import simulate
 from engine.simulate.training import price_step
 from engine.simulate.training.pricing import expert_groups
 from engine.systems import SYSTEMS, TRAINING, run, systems_for
+from engine.systems.training.best import KNOBS, waterfall
 from engine.systems.training.lina import packed_placement
 from engine.systems.training.pipemoe import layer_tables
 from engine.training import balanced_load
+from engine.workload import RoutingTrace
 from tests import everything
 from tests.cases.training import graph_of, problem_of
 from tests.oracles.training import check_step
 from tests.strategies import cluster_of, make_gpu
 
 SMALL = Setting("GPT2-S-MoE", "p4de.24xlarge", 2)
+FEW = {"best": {"evaluations": 60}}
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +41,7 @@ def paper() -> Problem:
 
 @pytest.fixture(scope="module")
 def outcomes(paper):
-    return {name: run(system, paper) for name, system in TRAINING.items()}
+    return {name: run(system, paper, FEW.get(name)) for name, system in TRAINING.items()}
 
 
 @pytest.mark.parametrize("name", TRAINING)
@@ -173,8 +179,75 @@ MIXED = make_gpu(0), make_gpu(1, 5e5, flops=1e9), make_gpu(2, 8e5), make_gpu(0)
 def test_odd_sizes_are_planned_too(cards, experts):
     problem, totals = problem_of(cluster_of(*cards, latency=1e-4), experts=experts), {}
     for name, system in TRAINING.items():
-        outcome = run(system, problem)
+        outcome = run(system, problem, FEW.get(name))
         plan, totals[name] = outcome.result.solution, outcome.result.objective
         graph = graph_of(problem, expert_groups(plan.placement))
         assert check_step(outcome.timeline, plan, problem, graph) == pytest.approx(totals[name])
     assert cards is not MIXED or totals["lancet"] < totals["deepspeed"]
+    assert totals["best"] <= min(totals.values())
+
+
+def test_all_knobs_together_are_faster_than_any_system_and_close_to_the_bound(outcomes):
+    own, others = outcomes["best"].result, [outcomes[name].result.objective for name in TRAINING if name != "best"]
+    gain = outcomes["best"].notes["against the best of the other systems"].value
+    assert gain > 1.05 and own.objective * gain == pytest.approx(min(others))
+    assert own.objective < 1.02 * own.bound
+    assert outcomes["best"].notes["found by"].value == "turning knobs, in 60 simulated steps"
+    assert outcomes["best"].notes["left"].value.endswith("(proven)")
+
+
+def test_each_knob_is_turned_alone_and_after_those_before(paper, outcomes):
+    plan = outcomes["best"].result.solution
+    deployed, rows = waterfall(paper, plan)
+    assert deployed == outcomes["deepspeed"].result.objective
+    assert [row.knob for row in rows] == [knob for knob, _ in KNOBS if knob in {row.knob for row in rows}]
+    assert rows[-1].after == outcomes["best"].result.objective and rows[0].alone == rows[0].after
+    alone = {row.knob: row.alone for row in rows}
+    base = outcomes["deepspeed"].result.solution
+    by_hand = {
+        "parts of layers": {"pipeline": plan.pipeline},
+        "stretches of the forward pass": {"overlap": Overlap(ranges=plan.overlap.ranges)},
+        "weight gradients under all-to-alls": {"overlap": Overlap(under=plan.overlap.under)},
+        "buckets and micro-ops": {"priority": plan.priority.model_copy(update={"policy": "fair"})},
+    }
+    for knob, parts in by_hand.items():
+        assert alone[knob] == simulate(base.model_copy(update=parts), paper).total, knob
+    saved = waterfall(paper, outcomes["raf"].result.solution)[1]
+    assert [row.knob for row in saved] == ["rule of the network"]
+    assert waterfall(paper, base) == (deployed, ())
+
+
+def skewed() -> Problem:
+    """A recorded step in which a few experts are popular, and buffers that are filled up."""
+    rng = np.random.default_rng(1)
+    experts = rng.choice(4, size=(640, 2, 1), p=(0.55, 0.25, 0.15, 0.05)).astype(np.int16)
+    trace = RoutingTrace("skewed", experts, 4, sequence=np.arange(640) // 16)
+    return problem_of(workload=trace, routing="recorded", capacity_factor=1.5)
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [({}, None), ({"irregular": False}, False), ({"packing": False, "bucket_mb": 0.01}, True)],
+    ids=["all", "full buffers", "not packed"],
+)
+def test_the_search_turns_only_the_knobs_that_it_may_and_finds_the_same_again(options, kept):
+    problem, reports = skewed(), []
+    few = FEW["best"] | options
+    first, second = (run(TRAINING["best"], problem, few, report=lambda *report: reports.append(report)) for _ in range(2))
+    plan = first.result.solution
+    assert plan.id == second.result.solution.id and first.result.status is not Status.TIME_LIMIT
+    shown = [report[2] for report in reports[: len(reports) // 2] if report[2] is not None]
+    assert shown == sorted(shown, reverse=True) and shown[-1] == first.result.objective
+    done = [report[0] for report in reports[: len(reports) // 2]]
+    assert done == sorted(done) and done[-1] <= 1
+    assert kept is None or bool(plan.overlap and plan.overlap.irregular) == kept
+    assert first.result.bound <= first.result.objective
+
+
+@pytest.mark.clock
+def test_the_search_stops_within_two_seconds():
+    problem = Setting("GPT2-L-MoE", "p3dn.24xlarge", 2).problem(Datasheet())
+    begin = time.perf_counter()
+    result = run(TRAINING["best"], problem, stop=lambda: time.perf_counter() - begin > 0.8).result
+    assert time.perf_counter() - begin < 0.8 + 2
+    assert result.status is Status.CANCELLED and simulate(result.solution, problem).total == result.objective

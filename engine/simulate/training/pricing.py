@@ -2,7 +2,7 @@
 under a placement: the bytes that every GPU sends, and the rows that every expert gets."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -178,8 +178,17 @@ def graph_of(problem: Problem, groups: int) -> OperatorGraph:
     return transformer_step(problem.model, problem.step, len(problem.cluster.gpus) // groups)
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=32)
 def _price(problem: Problem, placement: Placement, irregular: bool, parts: int, as_recorded: tuple[int, ...]) -> PricedStep:
+    if as_recorded:
+        priced = replace(_price(problem, placement, irregular, parts, ()), uneven={})
+        for cut in as_recorded:
+            pricers = [_Pricer(problem, placement, route_part, 1) for route_part in route_parts(problem, placement, cut)]
+            for operator in priced.graph.of_phase("forward"):
+                if operator.kind in ("dispatch", "experts", "combine"):
+                    rows = [part_pricer.operator(operator, priced.groups)[0] for part_pricer in pricers]
+                    priced.uneven[operator.name, cut] = np.stack(rows)
+        return priced
     routing = route(problem, placement, irregular)
     graph = graph_of(problem, routing.groups)
     gpus = problem.cluster.gpus
@@ -190,14 +199,7 @@ def _price(problem: Problem, placement: Placement, irregular: bool, parts: int, 
     pricer = _Pricer(problem, placement, routing, parts)
     seconds = np.stack([pricer.operator(operator, members) for operator in graph.operators])
     sent = np.array([pricer.sent(operator) for operator in graph.operators])
-    priced = PricedStep(graph, seconds, sent, members, routing.groups)
-    for cut in as_recorded:
-        pricers = [_Pricer(problem, placement, route_part, 1) for route_part in route_parts(problem, placement, cut)]
-        for operator in graph.of_phase("forward"):
-            if operator.kind in ("dispatch", "experts", "combine"):
-                rows = [part_pricer.operator(operator, members)[0] for part_pricer in pricers]
-                priced.uneven[operator.name, cut] = np.stack(rows)
-    return priced
+    return PricedStep(graph, seconds, sent, members, routing.groups)
 
 
 def all_reduce_seconds(problem: Problem, sizes: Iterable[float], groups: int = 1) -> np.ndarray:

@@ -49,11 +49,15 @@ class Piece:
         """Bytes."""
         return sum(gradient.sent for gradient in self.gradients) / self.parts
 
-    def seconds(self, problem: Problem) -> float:
-        """With the network to itself; measured gradients count as measured."""
-        unknown = sum(gradient.sent for gradient in self.gradients if gradient.seconds is None) / self.parts
-        known = sum(gradient.seconds or 0.0 for gradient in self.gradients) / self.parts
-        return known + float(all_reduce_seconds(problem, [unknown], self.gradients[0].groups)[0])
+    @property
+    def known(self) -> float:
+        """Seconds of the gradients that were measured."""
+        return sum(gradient.seconds or 0.0 for gradient in self.gradients) / self.parts
+
+    @property
+    def unknown(self) -> float:
+        """Bytes of those that were not."""
+        return sum(gradient.sent for gradient in self.gradients if gradient.seconds is None) / self.parts
 
 
 def gradients_of(graph: OperatorGraph, problem: Problem, groups: int, task_of: dict[str, int]) -> list[Gradient]:
@@ -161,10 +165,14 @@ class _Builder:
         return len(self.labels) - 1
 
 
-def program_of(plan: Plan, problem: Problem, priced: PricedStep) -> Program:
-    """The tasks of a plan's step. Raises InputError where the plan names operators that the step does not have."""
+def program_of(plan: Plan, problem: Problem, priced: PricedStep, known: bool = False) -> Program:
+    """The tasks of a plan's step. Raises InputError where the plan names operators that the step does not have.
+
+    known: True if the parts of the plan are known to be legal, which then is not looked at
+    """
     graph, build = priced.graph, _Builder(priced)
-    check_step_parts(plan, problem, graph)
+    if not known:
+        check_step_parts(plan, problem, graph)
     cut = _cuts(plan, graph)
     under = plan.overlap.under if plan.overlap else {}
     before: dict[str, list[str]] = {operator.name: [] for operator in graph.operators}
@@ -324,9 +332,13 @@ def _join(build: _Builder, graph: OperatorGraph, cuts: list[Cut]) -> None:
 
 def _all_reduces(build: _Builder, plan: Plan, problem: Problem, graph: OperatorGraph) -> list[int]:
     """The all-reduces of all gradients, fused or cut as the plan says; returns their tasks."""
-    tasks = []
-    for piece in pieces(plan.priority, gradients_of(graph, problem, build.priced.expert_groups, build.last)):
-        seconds = np.repeat(piece.seconds(problem), len(build.priced.groups))
+    tasks, found = [], list(pieces(plan.priority, gradients_of(graph, problem, build.priced.expert_groups, build.last)))
+    among, took = np.array([piece.gradients[0].groups for piece in found]), np.array([piece.known for piece in found])
+    sizes = np.array([piece.unknown for piece in found])
+    for groups in set(among.tolist()):  # all at once, as a source of costs takes as long for one
+        took[among == groups] += all_reduce_seconds(problem, sizes[among == groups], groups)
+    for piece, alone in zip(found, took.tolist(), strict=True):
+        seconds = np.repeat(alone, len(build.priced.groups))
         task = build.raw(-1, piece.label, ALL_REDUCE, seconds, piece.sent, (piece.part, piece.parts, -1))
         build.pieces[task] = piece
         build.edges += [(other, task) for gradient in piece.gradients for other in gradient.after]

@@ -1,7 +1,5 @@
-"""The predicted timeline of a training step, on which every group of alike GPUs computes and all share one network; the time
-below which no schedule can bring it; and the bytes that it keeps in every GPU's memory."""
-
-from typing import TYPE_CHECKING
+"""The predicted timeline of a training step, on which every group of alike GPUs computes and all share one network; and the
+bytes that it keeps in every GPU's memory."""
 
 import numpy as np
 import pandas as pd
@@ -13,31 +11,24 @@ from engine.overlap.transformer import transformer_step
 from engine.plan import Placement, Plan
 from engine.problem import Problem
 from engine.simulate.streams import COMPUTE, run_streams
-from engine.simulate.training.pricing import PricedStep, all_reduce_seconds, expert_groups, price_step
-from engine.simulate.training.program import program_of
+from engine.simulate.training.pricing import PricedStep, expert_groups, price_step
+from engine.simulate.training.program import Program, program_of
 from engine.timeline import KINDS, STREAMS, Timeline
 from engine.workload import RoutingTrace
 
-if TYPE_CHECKING:
-    import networkx as nx
-
 FORWARD_KINDS = {"experts": "ffn"} | {kind: kind for kind in ("gate", "dispatch", "combine", "aggregate")}
 
-GRID = 2 ** (1 / 256)
-"""Ratio of the sizes between which an all-reduce is taken to move the larger in the time of the smaller."""
+
+def step_seconds(plan: Plan, problem: Problem) -> float:
+    """Seconds of one training step, for plans that differ in a few parts of which all are known to fit the problem."""
+    return float(_run(plan, problem, known=True)[3].max(initial=0.0))
 
 
 def simulate_step(plan: Plan, problem: Problem) -> Timeline:
     """The timeline of one training step. Raises InputError when the plan does not fit the problem."""
     problem.check_plan(plan)
     _check_replicas(plan, problem)
-    irregular = plan.overlap is not None and plan.overlap.irregular
-    # Capacity cuts give equal parts; whole sequences give parts as they were recorded.
-    recorded = irregular and problem.step.routing == "recorded" and isinstance(problem.workload, RoutingTrace)
-    cuts = {stretch.parts for stretch in plan.overlap.ranges} if recorded and problem.graph is None else ()
-    priced = price_step(problem, plan.placement, irregular, as_recorded=tuple(cuts))
-    program = program_of(plan, problem, priced)
-    start, end = run_streams(program.tasks, plan.priority.policy)
+    priced, program, start, end = _run(plan, problem)
     task, group = np.nonzero(end > start)
     operators = priced.graph.operators
     kind_of = ["all_reduce" if place < 0 else event_kind(operators[place]) for place in program.operators]
@@ -55,6 +46,17 @@ def simulate_step(plan: Plan, problem: Problem) -> Timeline:
     labels = tuple(program.labels[index] for index in task)
     measured = "; operators with measured times count as measured" if problem.graph is not None else ""
     return Timeline(events, lanes, "simulated", problem.cost_source + measured, labels)
+
+
+def _run(plan: Plan, problem: Problem, known: bool = False) -> tuple[PricedStep, Program, np.ndarray, np.ndarray]:
+    """The prices, the tasks, and the start and end of each, float64[task, group]. known: see `program_of`"""
+    irregular = plan.overlap is not None and plan.overlap.irregular
+    # Capacity cuts give equal parts; whole sequences give parts as they were recorded.
+    recorded = irregular and problem.step.routing == "recorded" and isinstance(problem.workload, RoutingTrace)
+    cuts = {stretch.parts for stretch in plan.overlap.ranges} if recorded and problem.graph is None else ()
+    priced = price_step(problem, plan.placement, irregular, as_recorded=tuple(sorted(cuts)))
+    program = program_of(plan, problem, priced, known)
+    return priced, program, *run_streams(program.tasks, plan.priority.policy)
 
 
 def _check_replicas(plan: Plan, problem: Problem) -> None:
@@ -76,98 +78,6 @@ def event_kind(operator: Operator) -> str:
     if operator.phase in ("dx", "dw"):
         return operator.phase
     return FORWARD_KINDS.get(operator.kind, "dense")
-
-
-def bound_of_step(problem: Problem, placement: Placement) -> float:
-    """Seconds that every schedule of the step takes under this placement, however its operators are cut (into at most
-    `MAX_PARTS` equal parts), fused, ordered and overlapped, with full buffers or only real tokens sent.
-
-    No GPU computes two things at once, and the network carries one collective's worth at a time: both have a least total,
-    before the loss, which needs the whole forward pass, and after it. A collective after the loss waits for the loss of all
-    GPUs, and the loss of every GPU for all collectives before it; but a GPU's own computation after the loss does not wait
-    for the slower GPUs. The update needs every gradient, and with it most communication.
-    """
-    import networkx as nx
-
-    priced = [price_step(problem, placement, irregular) for irregular in (True, False)]
-    least = np.min([_least(step) for step in priced], axis=0)
-    operators, graph = priced[0].graph.operators, priced[0].graph.graph()
-    kinds = np.array([operator.kind for operator in operators])
-    exchanged, update = np.isin(kinds, ("dispatch", "combine")), kinds == "update"
-    computed = ~(exchanged | update | (kinds == "gradient"))
-    first, after = _around_the_loss(priced[0], graph)
-    waited_for = _among(priced[0], *(nx.ancestors(graph, operator.name) for operator in priced[0].graph.of_phase("update")))
-    reduced = _all_reduced(problem, priced[0])
-
-    def total(which: np.ndarray) -> np.ndarray:
-        return least[which].sum(axis=0)
-
-    before, behind, last = total(computed & first), total(computed & after), total(update)
-    sent_before = total(exchanged & first).max()
-    sent_behind = max(
-        total(exchanged & after).max() + reduced, total(exchanged & after & waited_for).max() + reduced + last.max()
-    )
-    on_gpus = (before + behind + last).max(), sent_before + (behind + last).max()
-    return float(max(*on_gpus, max(before.max(), sent_before) + sent_behind))
-
-
-def _least(priced: PricedStep) -> np.ndarray:
-    """float64[operator, gpu]: seconds in the number of parts that takes least."""
-    parts = np.arange(1, priced.seconds.shape[1] + 1)
-    least = (priced.seconds * parts[None, :, None]).min(axis=1)
-    group = np.empty(sum(map(len, priced.groups)), dtype=np.int64)
-    for index, members in enumerate(priced.groups):
-        group[list(members)] = index
-    return least[:, group]
-
-
-def _around_the_loss(priced: PricedStep, graph: "nx.DiGraph") -> tuple[np.ndarray, np.ndarray]:
-    """bool[operator] twice: operators that must be over before the backward pass begins, and those that cannot begin before.
-    Without a loss none is before; one that neither leads to the loss nor follows from it may run on either side and is left
-    out."""
-    import networkx as nx
-
-    loss = next((operator.name for operator in priced.graph.of_phase("forward") if operator.kind == "loss"), None)
-    if loss is None:
-        return _among(priced), ~_among(priced)
-    return _among(priced, nx.ancestors(graph, loss), {loss}), _among(priced, nx.descendants(graph, loss))
-
-
-def _among(priced: PricedStep, *names: set[str]) -> np.ndarray:
-    """bool[operator]: True if its name is in one of the sets."""
-    return np.array([any(operator.name in some for some in names) for operator in priced.graph.operators], dtype=bool)
-
-
-def _all_reduced(problem: Problem, priced: PricedStep) -> float:
-    """Seconds that the network needs for all gradients."""
-    gradients = priced.graph.of_phase("all_reduce")
-    seconds = sum(gradient.seconds for gradient in gradients if gradient.seconds is not None)
-    seconds += _least_all_reduce(problem, sum(gradient.sent for gradient in gradients if gradient.seconds is None))
-    if priced.expert_groups > 1:
-        own = sum(operator.parameters for operator in priced.graph.of_phase("forward") if operator.kind == "experts")
-        seconds += _least_all_reduce(problem, own * problem.model.bytes_per_number, priced.expert_groups)
-    return seconds
-
-
-def _least_all_reduce(problem: Problem, sent: float, groups: int = 1) -> float:
-    """Seconds that all-reduces of `sent` bytes take at the very least, in any pieces of at least a byte: at the best rate of
-    any size. More bytes never take less time, so that a size takes at least as long as the one below it on a grid."""
-    if sent <= 1:
-        return 0.0
-    # Sizes beyond a measured source cannot be simulated either; half of its reach is already at its last rate.
-    largest = sent
-    while not _is_priced(problem, largest, groups):
-        largest /= 2
-    sizes = np.geomspace(1.0, largest, 2 + int(np.log(largest) / np.log(GRID)))
-    return float(sent * (all_reduce_seconds(problem, sizes[:-1], groups) / sizes[1:]).min())
-
-
-def _is_priced(problem: Problem, size: float, groups: int) -> bool:
-    try:
-        all_reduce_seconds(problem, [size], groups)
-    except InputError:
-        return size <= 1  # asked for again, it says why
-    return True
 
 
 def bytes_per_parameter(model: MoEModel) -> float:

@@ -51,7 +51,7 @@ def lina(problem: Problem, options: LinaOptions, stop: Stop, report: Report) -> 
     notes: Notes = {}
     choices = {linear_placement(problem).slots.max(): linear_placement(problem)}
     if options.packing != "off":
-        choices = _packings(problem, options.micro_op_mb * 1e6, options.packing == "lina", notes)
+        choices = packings(problem, options.micro_op_mb * 1e6, options.packing == "lina", notes)
     tried: dict[float, Draft] = {}
     for step, (experts, placement) in enumerate(choices.items()):
         draft = _scheduled(problem, placement, options)
@@ -97,7 +97,7 @@ def packed_placement(problem: Problem, experts_per_gpu: int) -> Placement:
     return Placement.from_slots(slots, np.full(gpus, experts_per_gpu), experts, linear_placement(problem).model_layers)
 
 
-def _packings(problem: Problem, micro_op: float, by_the_paper: bool, notes: Notes) -> dict[int, Placement]:
+def packings(problem: Problem, micro_op: float, by_the_paper: bool, notes: Notes) -> dict[int, Placement]:
     """The placements to try, by experts on a GPU: all that fit, or the one of the paper's rule. Experts stay as they are where
     they do not divide evenly."""
     model, gpus, experts = problem.model, len(problem.cluster.gpus), problem.workload.num_experts
