@@ -19,9 +19,9 @@ from engine.parallel.pool import Pool, Question
 from engine.plan import Plan
 from engine.problem import Problem
 from engine.provenance import input_digests, simulation_digest
-from engine.serving.aiconfigurator import choose_operators
+from engine.serving.aiconfigurator import choose_operators_of
 from engine.serving.sizes import TransformerSizes
-from engine.serving.step import OperatorSource, ServingStep
+from engine.serving.step import Operators, ServingStep
 from engine.simulate import simulate
 from engine.simulate.compile_ahead import compile_ahead
 from engine.simulate.serving import ServedStep, serve_as_measured
@@ -64,14 +64,14 @@ def timeline(plan: Plan, problem: Problem) -> Timeline:
     return simulated
 
 
-def operators(problem: Problem, config: Path, sizes: TransformerSizes, step: ServingStep) -> tuple[OperatorSource, list[str]]:
-    """The source that times the operators of a serving step of a model with this `config.json`, and why it is not the measured
-    one."""
-    small = (config, problem.model, sizes, problem.cluster.gpus[0], step)
-    return _answers(problem, [Question(choose_operators, small=small)])[0]
+def operators(problem: Problem, config: Path | None, sizes: TransformerSizes, step: ServingStep) -> tuple[Operators, list[str]]:
+    """The source that times the operators of a serving step of a model with this `config.json` (None: the datasheet), and why
+    it is not the measured one."""
+    small = (config, problem.model, sizes, problem.cluster, step)
+    return _answers(problem, [Question(choose_operators_of, small=small)])[0]
 
 
-def served(plan: Plan, problem: Problem, step: ServingStep, source: OperatorSource, sizes: TransformerSizes) -> ServedStep:
+def served(plan: Plan, problem: Problem, step: ServingStep, source: Operators, sizes: TransformerSizes) -> ServedStep:
     """A plan in a whole serving step, stored if that is worth it. Raises InputError as `serve` does."""
     key = (simulation_digest(plan, problem), step.digest, source.source, sizes.digest)
     if (kept := load_step(*key)) is not None:

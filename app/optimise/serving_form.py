@@ -6,7 +6,7 @@ from typing import get_args
 
 import streamlit as st
 
-from app import cached, samples, state, widgets
+from app import cached, state, widgets
 from app.tables import plain
 from engine import formats, store
 from engine.errors import InputError
@@ -18,8 +18,6 @@ from engine.serving.step import Phase, ServingStep
 PHASES: dict[Phase, str] = {"decode": "Decode, a token of each sequence", "prefill": "Prefill, whole prompts"}
 OVERLAPS = {"none": "none", "two-batch": "two batches take turns"}
 MOST_SEQUENCES, MOST_TOKENS = 100_000, 10_000_000
-USUAL_CLUSTERS = ("hgx-h200-8", "hgx-h100-8", "hgx-h100-4-nodes")
-"""Presets of one GPU type, for a serving step on a mixed cluster."""
 
 
 def open_serving() -> None:
@@ -99,22 +97,6 @@ def _kernels(step: ServingStep, key: str) -> dict[str, str]:
             help="number format of kept keys and values",
         ),
     }
-
-
-def offer_clusters(reason: str) -> None:
-    """Why the open cluster cannot be served on, and presets that can."""
-    st.info(f"{plain(reason[0].upper() + reason[1:])}. Open one of these, or draw your own:", icon=":material/dns:")
-    with st.container(horizontal=True):
-        for name in USUAL_CLUSTERS:
-            preset = samples.clusters()[name]
-            st.button(
-                name,
-                key=f"serving-cluster-{name}",
-                help=plain(preset.description),
-                icon=":material/dns:",
-                on_click=state.open_cluster,
-                args=(preset.cluster,),
-            )
 
 
 SAME = ("d_model", "layers", "experts")

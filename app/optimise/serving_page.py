@@ -2,7 +2,6 @@
 
 import contextlib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -21,8 +20,7 @@ from engine.plan import Plan
 from engine.problem import Problem
 from engine.result import relative_gap
 from engine.serving.figures import ServingFigures
-from engine.serving.roofline import RooflineOperators
-from engine.serving.step import OperatorSource, ServingStep
+from engine.serving.step import Operators, ServingStep
 from engine.simulate.serving import ServedStep
 
 
@@ -35,17 +33,14 @@ class Serving:
 
     step: ServingStep
     beside: ModelBeside
-    source: OperatorSource
+    source: Operators
     notes: tuple[str, ...]
 
 
 def serving_of(problem: Problem) -> Serving:
     """The open step, and the source of its times. Raises InputError if the sizes of the model cannot be known."""
-    step, beside, gpu = state.serving(), beside_experts(state.session.model), problem.cluster.gpus[0]
-    if beside.config is None:
-        source, notes = RooflineOperators(problem.model, beside.sizes, gpu), ()
-    else:
-        source, notes = _operators(problem, step, beside)
+    step, beside = state.serving(), beside_experts(state.session.model)
+    source, notes = _operators(problem, step, beside)
     return Serving(step, beside, source, tuple(notes))
 
 
@@ -53,13 +48,13 @@ def serving_of(problem: Problem) -> Serving:
     max_entries=64,
     show_spinner="Timing attention",
     hash_funcs={
-        Problem: lambda problem: (problem.model.digest, problem.cluster.gpus[0].digest),
+        Problem: lambda problem: (problem.model.digest, problem.cluster.digest),
         ServingStep: lambda step: step.digest,
         ModelBeside: lambda beside: (str(beside.config), beside.sizes.digest),
     },
 )
-def _operators(problem: Problem, step: ServingStep, beside: ModelBeside) -> tuple[OperatorSource, list[str]]:
-    return simulations.operators(problem, Path(beside.config), beside.sizes, step)
+def _operators(problem: Problem, step: ServingStep, beside: ModelBeside) -> tuple[Operators, list[str]]:
+    return simulations.operators(problem, beside.config, beside.sizes, step)
 
 
 BY_CONTENT = cached.BY_CONTENT | {
@@ -71,16 +66,6 @@ BY_CONTENT = cached.BY_CONTENT | {
 def served(plan: Plan, problem: Problem, serving: Serving) -> ServedStep:
     """A plan in the step. Raises InputError if it cannot be served, as one that is executed context-coherently."""
     return simulations.served(plan, problem, serving.step, serving.source, serving.beside.sizes)
-
-
-def check_cluster(problem: Problem) -> None:
-    """Raise InputError unless all GPUs are of one type."""
-    kinds = list(dict.fromkeys(gpu.type for gpu in problem.cluster.gpus))
-    if len(kinds) > 1:
-        raise InputError(
-            f"a serving step needs GPUs of one type, because attention is timed for one GPU type; the open cluster has "
-            f"{', '.join(kinds)}"
-        )
 
 
 TIMES = {"decode": "Time per token", "prefill": "Time to first token"}
@@ -217,11 +202,6 @@ def parts(comparison: Comparison) -> None:
 def needed_serving(problem: Problem) -> Serving:
     """The open step, ready to be served; if it cannot be, say so, offer steps that can, and stop."""
     try:
-        check_cluster(problem)
-    except InputError as error:
-        serving_form.offer_clusters(str(error))
-        st.stop()
-    try:
         serving = serving_of(problem)
     except InputError as error:
         st.error(plain(str(error)), icon=":material/error:")
@@ -294,7 +274,6 @@ def arguments(problem: Problem) -> dict[str, Any]:
     if step is None or model is None or model.digest != problem.model.digest:
         return {}
     try:
-        check_cluster(problem)
         beside = beside_experts(model)
     except InputError:
         return {}

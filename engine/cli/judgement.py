@@ -20,7 +20,7 @@ from engine.errors import InputError, StoppedError
 from engine.formats.packaged import is_packaged, packaged_config
 from engine.model import MoEModel
 from engine.problem import Problem, make_problem
-from engine.serving.aiconfigurator import choose_operators
+from engine.serving.aiconfigurator import choose_operators_of
 from engine.serving.step import ServingStep
 from engine.simulate.serving import serve_as_measured
 from engine.units import digits, seconds, share, signed, size
@@ -206,20 +206,20 @@ def _part(parts: dict[str, float], kind: str) -> str:
 def read_serving(options: argparse.Namespace, problem: Problem) -> tuple[Serving, list[str]]:
     """The step that --serving names, and notes on the source of its times. Raises InputError."""
     step = formats.read_document(ServingStep, options.serving)
-    config = _config(options, problem.model)
+    config = config_of(options, problem.model)
     sizes = formats.read_sizes(config)
-    source, notes = choose_operators(config, problem.model, sizes, problem.cluster.gpus[0], step, options.operators)
+    source, notes = choose_operators_of(config, problem.model, sizes, problem.cluster, step, options.operators)
     return Serving(step, source, sizes), notes
 
 
-def _config(options: argparse.Namespace, model: MoEModel) -> Path:
+def config_of(options: argparse.Namespace, model: MoEModel) -> Path:
     """The `config.json` with the sizes of a model outside its experts."""
     if options.config:
         config = Path(options.config)
         config = config if config.exists() else packaged_config(options.config)
     elif options.model and is_packaged(str(options.model)):
         config = packaged_config(str(options.model))
-    elif options.model and formats.is_huggingface(options.model):
+    elif options.model and options.model.exists() and formats.is_huggingface(options.model):
         config = options.model
     else:
         try:

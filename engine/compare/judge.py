@@ -8,13 +8,10 @@ import numpy as np
 from engine.compare.what_if import is_quick, least
 from engine.plan import Plan
 from engine.problem import Problem
-from engine.result import Stop, never
-from engine.serving.aiconfigurator import AiconfiguratorOperators
-from engine.serving.figures import memory_of
-from engine.serving.sizes import TransformerSizes
-from engine.serving.step import OperatorSource, ServingStep, load_of_step
+from engine.result import Floats, Stop, never
+from engine.serving.step import load_of_step
 from engine.simulate import simulate
-from engine.simulate.serving import serve_as_measured, with_fused_experts
+from engine.simulate.serving import Serving, are_measured, with_fused_experts
 from engine.simulate.work import loads_of
 from engine.systems.eplb import speed_of_gpu
 from engine.workload import ExpertLoad, TrafficMatrix, Workload
@@ -31,15 +28,6 @@ CONFIDENCE = 0.95
 
 PASS = "one pass"
 """The beginning of the unit of a pass."""
-
-
-@dataclass(frozen=True)
-class Serving:
-    """A step of serving, and times and sizes of the operators around its MoE layers."""
-
-    step: ServingStep
-    source: OperatorSource
-    sizes: TransformerSizes
 
 
 def is_pass(unit: str) -> bool:
@@ -69,32 +57,30 @@ class Judge:
         problem = self.problem.with_workload(recording)
         if self.serving is None:
             return simulate(plan, problem, stop).total if is_quick(problem) else least(plan, problem).total
-        step, source, sizes = self.serving.step, self.serving.source, self.serving.sizes
-        return serve_as_measured(plan, problem, step, source, sizes, stop).figures.seconds
+        return self.serving.seconds(plan, problem, stop)
 
     def layer_seconds(self, plan: Plan, recording: Workload) -> np.ndarray:
         """float64[layer]: of the MoE layers alone, without simulating a send, see `least`."""
         problem = self.problem.with_workload(recording)
         if self.serving is not None:
-            step, model = self.serving.step, self.problem.model
-            problem = self.problem.with_workload(load_of_step(recording, step, model, len(self.problem.cluster.gpus)))
-            if isinstance(self.serving.source, AiconfiguratorOperators):
+            step, model, gpus = self.serving.step, self.problem.model, len(self.problem.cluster.gpus)
+            problem = self.problem.with_workload(
+                load_of_step(recording, step, model, gpus, self.serving.dealt(self.problem, plan))
+            )
+            if are_measured(self.serving.source, problem.cluster):
                 problem = with_fused_experts(problem, plan, step)
         return least(plan, problem).layers
 
-    @property
-    def bytes_beside(self) -> float:
-        """Bytes on a GPU besides experts, as far as they are known: in a serving step all other weights, and keys and values of
-        its sequences."""
-        if self.serving is None:
-            return 0.0
-        step, sizes, cluster = self.serving.step, self.serving.sizes, self.problem.cluster
-        memory = memory_of(np.zeros(len(cluster.gpus)), cluster, self.problem.model, sizes, step)
-        return memory.others + memory.kv + memory.states
+    def bytes_beside(self, plan: Plan | None = None) -> Floats:
+        """float64[gpu]: bytes besides experts, as far as they are known: in a serving step all other weights, and keys and
+        values of its sequences."""
+        return (
+            np.zeros(len(self.problem.cluster.gpus)) if self.serving is None else self.serving.bytes_beside(self.problem, plan)
+        )
 
     def memory_shares(self, plan: Plan) -> np.ndarray:
         """float64[gpu]: part of each GPU's memory that the plan's experts and `bytes_beside` take."""
-        held = self.problem.held_bytes(plan.placement) + self.bytes_beside
+        held = self.problem.held_bytes(plan.placement) + self.bytes_beside(plan)
         return held / self.problem.cluster.values("memory")
 
 

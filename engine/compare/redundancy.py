@@ -112,7 +112,7 @@ def most_slots(judge: Judge) -> tuple[int, str]:
     """(slots of a layer that fit every GPU, their limit in words). Engines give all GPUs as many, so that the smallest GPU
     decides. Raises InputError if not even one copy of every expert fits."""
     problem = judge.problem
-    room = problem.cluster.values("memory") * MEMORY_SHARE - judge.bytes_beside
+    room = problem.cluster.values("memory") * MEMORY_SHARE - judge.bytes_beside()
     per_slot = problem.model.bytes_per_expert * problem.workload.layers
     fits, experts = np.floor(room / per_slot).astype(np.int64), problem.workload.num_experts
     tight, needed = int(fits.argmin()), -(-experts // len(fits))

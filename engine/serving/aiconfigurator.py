@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from engine.catalogue.packaged import installed_folder, packaged_gpu_types
-from engine.cluster import Gpu
+from engine.cluster import Cluster, Gpu
 from engine.costs.silicon import MACHINES, folder_of, installed_package
 from engine.errors import InputError
 from engine.model import MoEModel
 from engine.serving.roofline import RooflineOperators
 from engine.serving.sizes import TransformerSizes
-from engine.serving.step import Kind, Operator, OperatorSource, ServingStep
+from engine.serving.step import Kind, Operator, Operators, OperatorsOfTypes, OperatorSource, ServingStep, computing
 
 BACKEND = "sglang"
 WIDE, NODE = {"context": "deepep_ht", "generation": "deepep_ll"}, 8
@@ -270,3 +270,25 @@ def choose_operators(
             raise
         return roofline, [f"operators by the datasheet: {error}"]
     return measured, []
+
+
+def choose_operators_of(
+    config: Path | None,
+    model: MoEModel,
+    sizes: TransformerSizes,
+    cluster: Cluster,
+    step: ServingStep,
+    wanted: str | None = None,
+) -> tuple[Operators, list[str]]:
+    """`choose_operators` for every type of GPU of a cluster.
+
+    config: None: its file is not known, and the datasheet times all
+    """
+    kinds, sources, notes = {computing(gpu): gpu for gpu in cluster.gpus}, {}, {}
+    for kind, gpu in kinds.items():
+        if config is None:
+            sources[kind] = RooflineOperators(model, sizes, gpu)
+        else:
+            sources[kind], said = choose_operators(config, model, sizes, gpu, step, wanted)
+            notes |= dict.fromkeys(said)
+    return next(iter(sources.values())) if len(sources) == 1 else OperatorsOfTypes(sources), list(notes)

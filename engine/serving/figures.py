@@ -7,9 +7,9 @@ from typing import Any, Self
 import numpy as np
 from pydantic import TypeAdapter
 
-from engine.cluster import Cluster
+from engine.cluster import MEMORY_SHARE, Cluster
 from engine.model import MoEModel
-from engine.problem import MEMORY_SHARE
+from engine.result import Ints
 from engine.serving.sizes import TransformerSizes
 from engine.serving.step import BYTES_PER_KV, Operator, ServingStep, by_kind, seconds_of
 from engine.units import size
@@ -27,6 +27,7 @@ class Memory:
     kv: keys and values of its sequences at their full length
     room: bytes of the GPU that may be used, the rest is for activations, buffers and the runtime
     states: those of its sequences in layers that keep no keys and values
+    sequences: its own, where GPUs of several types have not as many; None: those of the step
     """
 
     experts: float
@@ -34,6 +35,7 @@ class Memory:
     kv: float
     room: float
     states: float = 0.0
+    sequences: int | None = None
 
     @property
     def total(self) -> float:
@@ -51,8 +53,8 @@ class Memory:
 
     def most_sequences(self, step: ServingStep) -> int:
         """Sequences for which a GPU has room."""
-        free = self.room - self.experts - self.others
-        return max(0, int(free // ((self.kv + self.states) / step.sequences)))
+        free, own = self.room - self.experts - self.others, step.sequences if self.sequences is None else self.sequences
+        return max(0, int(free // ((self.kv + self.states) / own)))
 
 
 @dataclass(frozen=True)
@@ -123,12 +125,28 @@ class ServingFigures:
         }
 
 
-def memory_of(held: np.ndarray, cluster: Cluster, model: MoEModel, sizes: TransformerSizes, step: ServingStep) -> Memory:
-    """The memory of the GPU with the least left. held: float64[gpu] bytes of routed experts"""
+def memory_of(
+    held: np.ndarray, cluster: Cluster, model: MoEModel, sizes: TransformerSizes, step: ServingStep, dealt: Ints | None = None
+) -> Memory:
+    """The memory of the GPU with the least left.
+
+    held: float64[gpu] bytes of routed experts
+    dealt: int64[gpu] sequences; None: those of the step on every GPU
+    """
+    others, *each = bytes_beside_experts(model, sizes, step)
+    sequences = np.full(len(held), step.sequences) if dealt is None else dealt
+    room = cluster.values("memory") * MEMORY_SHARE
+    # A GPU without sequences does not tell how many more there is room for, so it comes last.
+    left = np.where(sequences > 0, room - held - sequences * sum(each), np.inf)
+    fullest = int(left.argmin())
+    kv, states = (float(sequences[fullest] * size) for size in each)
+    own = None if np.ptp(sequences) == 0 else int(sequences[fullest])
+    return Memory(float(held[fullest]), float(others), kv, float(room[fullest]), states, own)
+
+
+def bytes_beside_experts(model: MoEModel, sizes: TransformerSizes, step: ServingStep) -> tuple[float, float, float]:
+    """Bytes of a GPU's weights but the experts; of the keys and values, and of the states, of a sequence at full length."""
     others = sizes.bytes_inside(model) + sizes.weights(model)[1] * HALF_BYTES
     layers = model.layers if model.attention_layers is None else model.attention_layers
-    kv = step.sequences * sizes.kept_numbers(step.longest, layers) * BYTES_PER_KV[step.kv_dtype]
-    states = step.sequences * sum(mixer.layers * mixer.state_bytes for mixer in sizes.mixers)
-    room = cluster.values("memory") * MEMORY_SHARE
-    fullest = int((room - held).argmin())
-    return Memory(float(held[fullest]), float(others), float(kv), float(room[fullest]), float(states))
+    kv = sizes.kept_numbers(step.longest, layers) * BYTES_PER_KV[step.kv_dtype]
+    return others, kv, sum(mixer.layers * mixer.state_bytes for mixer in sizes.mixers)

@@ -1,14 +1,18 @@
 """One step of a serving engine, in which every GPU works on sequences of its own; its operators outside the MoE layers, and the
-protocol of the sources that time them."""
+protocol of the sources that time them; and the sequences of every GPU where GPUs are of several types."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal, Protocol
 
 import numpy as np
 from pydantic import Field, model_validator
 
+from engine.cluster import Cluster, Gpu
+from engine.errors import InputError
 from engine.model import MoEModel
+from engine.result import Floats, Ints
 from engine.schema import Frozen
 from engine.workload import ExpertLoad, RoutingTrace, Workload
 
@@ -26,13 +30,14 @@ OUTSIDE_MOE_LAYERS: frozenset[Kind] = frozenset(("embedding", "head", "dense FFN
 
 class ServingStep(Frozen):
     """Prefill or decode with data-parallel attention on all GPUs and the experts spread over them, as wide expert parallelism
-    is served: every GPU has sequences of its own and a copy of everything but the experts.
+    is served: every GPU has sequences of its own and a copy of everything but the experts. GPUs of several types divide all
+    sequences by their speed, see `deal`.
 
     A prefill step takes whole prompts and ends with their first tokens; a decode step makes one token of each sequence.
     """
 
     phase: Phase
-    sequences: int = Field(ge=1, le=100_000, description="sequences on each GPU in one step")
+    sequences: int = Field(ge=1, le=100_000, description="sequences on each GPU in one step, the mean where types differ")
     context: int = Field(ge=1, le=10_000_000, description="tokens of a prompt")
     output: int = Field(default=1, ge=1, le=10_000_000, description="tokens generated for a prompt")
     overlap: Literal["none", "two-batch"] = Field(
@@ -52,7 +57,12 @@ class ServingStep(Frozen):
     @property
     def tokens(self) -> int:
         """Tokens that every GPU passes through the layers in one step."""
-        return self.sequences * (self.context if self.phase == "prefill" else 1)
+        return self.sequences * self.tokens_each
+
+    @property
+    def tokens_each(self) -> int:
+        """Tokens that a sequence passes through the layers in one step."""
+        return self.context if self.phase == "prefill" else 1
 
     @property
     def keys(self) -> float:
@@ -77,24 +87,34 @@ class ServingStep(Frozen):
         """Tokens of a sequence at its full length, in prefill of its prompt."""
         return self.context + (self.output if self.phase == "decode" else 0)
 
+    @property
+    def prompts(self) -> tuple[int, int]:
+        """(tokens of a prompt for every token that a sequence passes through the layers in a step, steps that share it): in
+        prefill these are the prompts' own."""
+        return (1, 1) if self.phase == "prefill" else (self.context, self.output)
+
     def half(self) -> "ServingStep":
         """One of the two batches of two-batch overlap, on its own."""
         return self.model_copy(update={"sequences": self.sequences // 2, "overlap": "none"})
 
 
-def load_of_step(workload: Workload, step: ServingStep, model: MoEModel, gpus: int) -> ExpertLoad:
+def load_of_step(workload: Workload, step: ServingStep, model: MoEModel, gpus: int, dealt: Ints | None = None) -> ExpertLoad:
     """The recording's popularity of experts, layer by layer, at the tokens of one step of all GPUs. A layer without any
     recorded token is balanced.
+
+    dealt: int64[gpu] sequences; None: those of the step on every GPU
 
     These are expected loads: a step's own tokens scatter around them, which counts most where an expert gets only a few. Which
     experts a token chooses together, and from which GPU, is not kept.
     """
-    copies = step.tokens * gpus * model.experts_per_token
+    sequences = np.full(gpus, step.sequences) if dealt is None else dealt
+    copies = float(sequences.sum()) * step.tokens_each * model.experts_per_token
     load = workload.load
     total = load.sum(axis=1, keepdims=True)
     share = load / total.clip(min=1e-300)
     share[total[:, 0] == 0] = 1 / load.shape[1]
-    return ExpertLoad(_name(workload, step), share * copies, model.moe_layers)
+    loads = ExpertLoad(_name(workload, step), share * copies, model.moe_layers)
+    return loads if np.ptp(sequences) == 0 else loads.from_ranks(sequences / sequences.sum())
 
 
 def recording_of_step(workload: Workload, step: ServingStep, model: MoEModel, gpus: int) -> Workload:
@@ -150,3 +170,72 @@ def by_kind(operators: Iterable[Operator]) -> dict[str, float]:
     for operator in operators:
         seconds[operator.kind] = seconds.get(operator.kind, 0.0) + operator.seconds
     return seconds
+
+
+def computing(gpu: Gpu) -> Gpu:
+    """The GPU without its memory and ports: two that are equal in this compute alike."""
+    return gpu.model_copy(update={"memory": 1.0, "send_bandwidth": 1.0, "receive_bandwidth": 1.0})
+
+
+@dataclass(frozen=True)
+class OperatorsOfTypes:
+    """Operators on a cluster of several types of GPUs. of_kind: a source for each, by `computing`"""
+
+    of_kind: Mapping[Gpu, OperatorSource]
+
+    @property
+    def source(self) -> str:
+        """One line for people: every source, with the types that it times where there are several."""
+        types: dict[str, list[str]] = {}
+        for gpu, source in self.of_kind.items():
+            types.setdefault(source.source, []).append(gpu.type)
+        return "; ".join(said if len(types) == 1 else f"{', '.join(of)}: {said}" for said, of in types.items())
+
+
+Operators = OperatorSource | OperatorsOfTypes
+
+
+def sources_of(operators: Operators, cluster: Cluster) -> list[OperatorSource]:
+    """The source of every GPU. Raises InputError for a type of GPU that none is known of."""
+    kinds = [computing(gpu) for gpu in cluster.gpus]
+    if not isinstance(operators, OperatorsOfTypes):
+        if len(set(kinds)) > 1:
+            raise InputError(f"the operators are timed for one type of GPU, but {cluster.name} has several; time them for each")
+        return [operators] * len(kinds)
+    if unknown := [kind.type for kind in kinds if kind not in operators.of_kind]:
+        raise InputError(f"no operators are timed for {unknown[0]}; time them for every type of GPU of {cluster.name}")
+    return [operators.of_kind[kind] for kind in kinds]
+
+
+def deal(total: int, seconds: Sequence[Callable[[int], float]], most: Floats, unit: int = 1) -> Ints:
+    """int64[gpu]: sequences of every GPU, so that the one that computes longest ends early; those beyond all limits too.
+
+    total: sequences of all GPUs; a multiple of the unit
+    seconds: of every GPU, of so many sequences, more never shorter; one function for GPUs that compute alike
+    most: float64[gpu] sequences that have room
+    unit: sequences that stay together
+    """
+    limit = np.minimum(np.maximum(most, 0), total).astype(np.int64) // unit * unit
+    if limit.sum() < total:
+        limit = np.full(len(limit), total)
+    known = {each: cache(each) for each in dict.fromkeys(seconds)}
+
+    def within(time: float) -> Ints:
+        """int64[gpu]: sequences that end in time."""
+        counts = {}
+        for each, timed in known.items():
+            low, high = 0, total // unit
+            while low < high:
+                middle = (low + high + 1) // 2
+                low, high = (middle, high) if timed(middle * unit) <= time else (low, middle - 1)
+            counts[each] = low * unit
+        return np.minimum([counts[each] for each in seconds], limit)
+
+    early, late = 0.0, max(timed(total) for timed in known.values())
+    for _ in range(24):
+        middle = (early + late) / 2
+        early, late = (early, middle) if within(middle).sum() >= total else (middle, late)
+    whole = (most := within(late)) * (total / max(int(most.sum()), 1)) / unit
+    dealt = np.floor(whole).astype(np.int64)
+    dealt[np.argsort(dealt - whole, kind="stable")[: total // unit - int(dealt.sum())]] += 1
+    return dealt * unit

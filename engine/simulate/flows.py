@@ -129,6 +129,11 @@ class Flows:
         """The flows of the reversed all-to-all: every receiver sends."""
         return replace(self, src=self.dst, dst=self.src)
 
+    def shared(self, passes: int) -> "Flows":
+        """The part of every flow that one of so many passes has."""
+        parts = {name: getattr(self, name) / passes for name in ("bytes", "start", "end")}
+        return replace(self, **parts, latest=None if self.latest is None else self.latest / passes)
+
     @property
     def seconds(self) -> float:
         return float(self.end.max(initial=0.0))

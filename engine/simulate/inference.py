@@ -101,12 +101,13 @@ def log_model(
 ) -> None:
     """Log these layers of one model's pass, which start at `now` seconds."""
 
-    def gather(kind: str, layer: int, traffic: np.ndarray) -> float:
-        return log.network(kind, layer, now, all_to_all("concurrent", None, traffic, network, np.array([stop()])))
+    def gather(kind: str, layer: int, traffic: np.ndarray, passes: int = 1) -> float:
+        flows = all_to_all("concurrent", None, traffic, network, np.array([stop()]))
+        return log.network(kind, layer, now, flows if passes == 1 else flows.shared(passes))
 
     for layer, (dispatch, combine) in zip(layers, exchanges(work, order, network, layers, stop), strict=True):
         if layer == 0 and work.prompt_gather is not None:
-            now = gather("prompt_gather", layer, work.prompt_gather)
+            now = gather("prompt_gather", layer, work.prompt_gather, work.passes)
         if "attention" in work.compute:
             now = log.compute("attention", layer, now, work.compute["attention"][layer])
         now = log.compute("gate", layer, now, work.compute["gate"][layer])
@@ -136,9 +137,9 @@ def least_of_work(work: Work, network: Network, bound: Callable[[Network, np.nda
     """
     seconds = sum(step.max(axis=1) for step in work.compute.values())
     seconds = seconds + sum(bounds_of_exchanges(work, network, kind, bound) for kind in ("dispatch", "combine"))
-    for layer, traffic in ((0, work.prompt_gather), (-1, work.gather)):
+    for layer, traffic, passes in ((0, work.prompt_gather, work.passes), (-1, work.gather, 1)):
         if traffic is not None:
-            seconds[layer] += network.bound(traffic)
+            seconds[layer] += network.bound(traffic) / passes
     return seconds
 
 

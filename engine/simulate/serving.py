@@ -10,27 +10,35 @@ first; and exchanges never meet on the network. One starts when every GPU has fi
 waits until it has ended everywhere.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
+from engine.cluster import Cluster
 from engine.costs.fused_experts import FusedExperts, kernel_table
 from engine.errors import InputError
+from engine.model import MoEModel
 from engine.network import Network
 from engine.plan import Plan, SendOrder, TravelUnit
-from engine.problem import Problem
-from engine.result import Stop, never
+from engine.problem import MEMORY_SHARE, Problem
+from engine.result import Floats, Ints, Stop, never
 from engine.serving.aiconfigurator import AiconfiguratorOperators
-from engine.serving.figures import ServingFigures, memory_of
+from engine.serving.figures import ServingFigures, bytes_beside_experts, memory_of
 from engine.serving.sizes import TransformerSizes
 from engine.serving.step import (
     IN_MOE_LAYERS,
     OUTSIDE_MOE_LAYERS,
     Operator,
+    Operators,
+    OperatorsOfTypes,
     OperatorSource,
     ServingStep,
+    deal,
     load_of_step,
     seconds_of,
+    sources_of,
 )
 from engine.simulate.events import EventLog, too_many
 from engine.simulate.flows import Flows
@@ -46,14 +54,14 @@ HELD_BY_EXCHANGES: dict[TravelUnit, float] = {"copies": 0.0, "gpu": 20 / 132, "n
 H100's or H200's 132 by default, and GEMMs the others; its low-latency kernels hold none while data travels."""
 
 
-def log_two_batches(log: EventLog, work: Work, dense: float, order: SendOrder, network: Network, stop: Stop = never) -> None:
+def log_two_batches(log: EventLog, work: Work, dense: Floats, order: SendOrder, network: Network, stop: Stop = never) -> None:
     """Log the MoE layers of both batches; `model` of an event is the batch.
 
     work: of one batch
-    dense: seconds that every GPU computes for one batch before the router of each layer (attention, normalisation, shared
-        experts)
+    dense: float64[gpu] seconds that a GPU computes for one batch before the router of each layer (attention, normalisation,
+        shared experts)
     """
-    lane, sent, before = np.zeros(network.gpus), 0.0, np.full(network.gpus, dense)
+    lane, sent = np.zeros(network.gpus), 0.0
     combined = [0.0, 0.0]
 
     def run(kind: str, layer: int, batch: int, seconds: np.ndarray, ready: float = 0.0) -> float:
@@ -75,7 +83,7 @@ def log_two_batches(log: EventLog, work: Work, dense: float, order: SendOrder, n
         for batch in BATCHES:
             if layer:
                 run("aggregate", layer - 1, batch, work.compute["aggregate"][layer - 1], combined[batch])
-            run("dense", layer, batch, before)
+            run("dense", layer, batch, dense)
             fed = run("gate", layer, batch, work.compute["gate"][layer])
             dispatched.append(send("dispatch", layer, batch, dispatch, fed))
         for batch in BATCHES:
@@ -85,7 +93,7 @@ def log_two_batches(log: EventLog, work: Work, dense: float, order: SendOrder, n
         run("aggregate", layers[-1], batch, work.compute["aggregate"][-1], combined[batch])
 
 
-def bound_of_two_batches(work: Work, dense: float, network: Network) -> float:
+def bound_of_two_batches(work: Work, dense: Floats, network: Network) -> float:
     """Seconds below which no send order brings both batches. Arguments as above.
 
     The longest of three: every GPU's own computation, which takes turns on it; one batch alone, whose steps wait for one
@@ -101,6 +109,29 @@ def bound_of_two_batches(work: Work, dense: float, network: Network) -> float:
 
 
 @dataclass(frozen=True)
+class Serving:
+    """A step of serving, and times and sizes of the operators around its MoE layers."""
+
+    step: ServingStep
+    source: Operators
+    sizes: TransformerSizes
+
+    def seconds(self, plan: Plan, problem: Problem, stop: Stop = never) -> float:
+        """Seconds of the step under a plan. Raises InputError as `serve` does."""
+        return serve_as_measured(plan, problem, self.step, self.source, self.sizes, stop).figures.seconds
+
+    def dealt(self, problem: Problem, plan: Plan | None = None) -> Ints:
+        """int64[gpu]: sequences in the step under a plan, or where it is not known yet."""
+        held = None if plan is None else problem.held_bytes(plan.placement)
+        return dealt_by_speed(problem, self.step, self.source, self.sizes, held)
+
+    def bytes_beside(self, problem: Problem, plan: Plan | None = None) -> Floats:
+        """float64[gpu]: bytes besides experts: all other weights, and keys and values of its sequences."""
+        others, *each = bytes_beside_experts(problem.model, self.sizes, self.step)
+        return others + self.dealt(problem, plan) * sum(each)
+
+
+@dataclass(frozen=True)
 class ServedStep:
     """The figures of a step, and the timeline of its MoE layers; with two batches, of all that takes turns with them."""
 
@@ -109,10 +140,21 @@ class ServedStep:
 
 
 def serve(
-    plan: Plan, problem: Problem, step: ServingStep, source: OperatorSource, sizes: TransformerSizes, stop: Stop = never
+    plan: Plan,
+    problem: Problem,
+    step: ServingStep,
+    source: Operators,
+    sizes: TransformerSizes,
+    stop: Stop = never,
+    dealt: Ints | None = None,
 ) -> ServedStep:
     """One step of a plan for inference. Raises InputError when the plan does not fit the problem, or follows tokens from layer
-    to layer, which data-parallel attention does not."""
+    to layer, which data-parallel attention does not.
+
+    dealt: int64[gpu] sequences; None: see `dealt_by_speed`
+
+    What lies between two exchanges takes as long as on the GPU that is busiest with it.
+    """
     problem.check_plan(plan)
     if problem.second is not None or problem.step is not None:
         raise InputError("a step of serving is of one model's inference; close the second model or the training step")
@@ -121,31 +163,33 @@ def serve(
             f"the plan {plan.name} is executed context-coherently, but with data-parallel attention tokens go home after every "
             "layer"
         )
-    if len({gpu.type for gpu in problem.cluster.gpus}) > 1:
-        raise InputError("a serving step needs GPUs of one type, because attention is timed for one GPU type")
+    model = problem.model
+    held = problem.held_bytes(plan.placement)
+    dealt = dealt_by_speed(problem, step, source, sizes, held) if dealt is None else dealt
     batches = 2 if step.overlap == "two-batch" else 1
-    batch = step.half() if batches == 2 else step
-    operators, work = source.operators(batch), work_of_step(plan, problem, batch)
+    work = work_of_step(plan, problem, step, dealt // batches)
+    shares = list(zip(sources_of(source, problem.cluster), (dealt // batches).tolist(), strict=True))
+    timed = {share: operators_of(*share, step) for share in dict.fromkeys(shares)}
     log = EventLog(problem.network, too_many(*(work.dispatch, work.combine) * batches))
+    if batches == 2:  # computation runs at the same time as exchanges, with the processors that their kernels leave
+        longer = 1 / (1 - HELD_BY_EXCHANGES[work.unit])
+        timed = {share: _with_fewer_processors(operators, longer) for share, operators in timed.items()}
+        work = replace(work, compute={kind: seconds * longer for kind, seconds in work.compute.items()})
+    inside = np.array([_inside_layer(timed[share], problem) for share in shares])
+    whole = np.array([seconds_of(timed[share]) for share in shares])
     if batches == 2:
-        operators, work = _with_fewer_processors(operators, work)
-        # Mean seconds of the operators inside one MoE layer; embedding, head and dense layers have no dispatch to hide
-        layers, moe_layers = problem.model.layers, len(problem.model.moe_layers)
-        inside = sum(
-            operator.seconds / (moe_layers if operator.kind in IN_MOE_LAYERS else layers)
-            for operator in operators
-            if operator.kind not in OUTSIDE_MOE_LAYERS
-        )
         log_two_batches(log, work, inside, plan.send_order, problem.network, stop)
         bound = bound_of_two_batches(work, inside, problem.network)
-        operators = tuple(replace(operator, seconds=2 * operator.seconds) for operator in operators)
-        outside = seconds_of(operators) - 2 * inside * len(work.dispatch)
+        timed = {share: tuple(replace(row, seconds=2 * row.seconds) for row in rows) for share, rows in timed.items()}
+        outside = 2 * float((whole - inside * len(work.dispatch)).max())
     else:
         log_model(log, work, plan.send_order, problem.network, range(len(work.dispatch)), stop=stop)
         bound = float(bound_of_work(work, problem.network, relayed=True).sum())
-        outside = seconds_of(operators)
+        moe = len(model.moe_layers) * inside
+        outside = float(whole[0] if len(timed) == 1 else moe.max() + (whole - moe).max())
+    operators = timed[shares[int(whole.argmax())]]
     timeline = log.timeline(problem, plan.travel)
-    memory = memory_of(problem.held_bytes(plan.placement), problem.cluster, problem.model, sizes, step)
+    memory = memory_of(held, problem.cluster, model, sizes, step, dealt)
     # Busy seconds of the MoE steps by kind, of all batches: an all-to-all from its first start to its last end, a computation
     # on the GPU that computes longest
     seconds, events = timeline.seconds_of_kind(), timeline.events
@@ -159,23 +203,92 @@ def serve(
 
 
 def serve_as_measured(
-    plan: Plan, problem: Problem, step: ServingStep, source: OperatorSource, sizes: TransformerSizes, stop: Stop = never
+    plan: Plan,
+    problem: Problem,
+    step: ServingStep,
+    source: Operators,
+    sizes: TransformerSizes,
+    stop: Stop = never,
+    dealt: Ints | None = None,
 ) -> ServedStep:
     """`serve` with experts by the measured kernels of the engine that the operators are measured of, if there are some; with
-    the datasheet's operators by the problem's own costs."""
-    if isinstance(source, AiconfiguratorOperators):
+    the datasheet's operators of any GPU by the problem's own costs."""
+    if are_measured(source, problem.cluster):
         problem = with_fused_experts(problem, plan, step)
-    return serve(plan, problem, step, source, sizes, stop)
+    return serve(plan, problem, step, source, sizes, stop, dealt)
 
 
-def work_of_step(plan: Plan, problem: Problem, step: ServingStep) -> Work:
+def are_measured(source: Operators, cluster: Cluster) -> bool:
+    """True if the operators of every GPU are an engine's measured ones."""
+    return all(isinstance(each, AiconfiguratorOperators) for each in sources_of(source, cluster))
+
+
+def operators_of(source: OperatorSource, sequences: int, step: ServingStep) -> tuple[Operator, ...]:
+    """The operators of a GPU with so many sequences in one batch; none without any."""
+    batch = step.model_copy(update={"sequences": sequences, "overlap": "none"})
+    return source.operators(batch) if sequences else ()
+
+
+def dealt_by_speed(
+    problem: Problem, step: ServingStep, source: Operators, sizes: TransformerSizes, held: Floats | None = None
+) -> Ints:
+    """int64[gpu]: the sequences of every GPU. GPUs that compute alike have as many each; of several types the faster ones have
+    more, as far as they have room for keys and values.
+
+    held: float64[gpu] bytes of routed experts; None: GPUs hold as many experts each
+    """
+    cluster, sources = problem.cluster, sources_of(source, problem.cluster)
+    if not isinstance(source, OperatorsOfTypes):
+        return np.full(len(sources), step.sequences)
+    if held is None:
+        held = problem.model.bytes_per_expert * problem.workload.layers * problem.workload.num_experts / len(sources)
+    return dealt_within(
+        step.sequences * len(sources), step, sources, cluster.values("memory") * MEMORY_SHARE - held, problem.model, sizes
+    )
+
+
+def dealt_within(
+    total: int, step: ServingStep, sources: Sequence[OperatorSource], room: Floats, model: MoEModel, sizes: TransformerSizes
+) -> Ints:
+    """int64[gpu]: so many sequences in all, see `deal`.
+
+    sources: of every GPU
+    room: float64[gpu] bytes beside the experts
+    """
+    others, *each = bytes_beside_experts(model, sizes, step)
+    unit = 2 if step.overlap == "two-batch" else 1
+    seconds = {source: partial(_seconds_with, source, step) for source in dict.fromkeys(sources)}
+    return deal(total, [seconds[source] for source in sources], (room - others) / max(sum(each), 1e-9), unit)
+
+
+def _seconds_with(source: OperatorSource, step: ServingStep, sequences: int) -> float:
+    return seconds_of(operators_of(source, sequences, step))
+
+
+def _inside_layer(operators: tuple[Operator, ...], problem: Problem) -> float:
+    """Mean seconds of the operators inside one MoE layer; embedding, head and dense layers are outside."""
+    layers, moe_layers = problem.model.layers, len(problem.model.moe_layers)
+    return sum(
+        operator.seconds / (moe_layers if operator.kind in IN_MOE_LAYERS else layers)
+        for operator in operators
+        if operator.kind not in OUTSIDE_MOE_LAYERS
+    )
+
+
+def work_of_step(plan: Plan, problem: Problem, step: ServingStep, dealt: Ints | None = None) -> Work:
     """The work of the MoE layers of one batch. Rows that several experts share are counted on the recorded tokens if there are
-    some, on any source rank: sequences of a server are on any GPU."""
-    at_step = problem.with_workload(load_of_step(problem.workload, step, problem.model, len(problem.cluster.gpus)))
+    some, on any source rank: sequences of a server are on any GPU.
+
+    dealt: int64[gpu] sequences; None: those of the step on every GPU
+    """
+    gpus = len(problem.cluster.gpus)
+    at_step = problem.with_workload(load_of_step(problem.workload, step, problem.model, gpus, dealt))
     work = work_of(plan.placement, at_step, plan.execution, plan.travel)
     if plan.travel is None or plan.travel.unit == "copies" or not isinstance(problem.workload, RoutingTrace):
         return work
     trace = replace(problem.workload, sequence=None, source_rank=None)
+    if dealt is not None and np.ptp(dealt):
+        trace = trace.from_ranks(dealt / dealt.sum())
     recorded = work_of(plan.placement, problem.with_workload(trace), plan.execution, plan.travel)
     copies = trace.load.sum(axis=1)[:, None, None]
     scale = at_step.workload.load.sum(axis=1)[:, None, None] / copies.clip(min=1.0)
@@ -190,11 +303,9 @@ def with_fused_experts(problem: Problem, plan: Plan, step: ServingStep) -> Probl
     return replace(problem, cost=FusedExperts(problem.cost, step.phase, float(plan.placement.slots.mean())))
 
 
-def _with_fewer_processors(operators: tuple[Operator, ...], work: Work) -> tuple[tuple[Operator, ...], Work]:
-    """Operators and work that run at the same time as exchanges, with the processors that their kernels leave."""
-    longer = 1 / (1 - HELD_BY_EXCHANGES[work.unit])
-    operators = tuple(
+def _with_fewer_processors(operators: tuple[Operator, ...], longer: float) -> tuple[Operator, ...]:
+    """Operators that run at the same time as exchanges, with the processors that their kernels leave."""
+    return tuple(
         operator if operator.kind in OUTSIDE_MOE_LAYERS else replace(operator, seconds=operator.seconds * longer)
         for operator in operators
     )
-    return operators, replace(work, compute={kind: seconds * longer for kind, seconds in work.compute.items()})

@@ -19,7 +19,7 @@ from engine.network import Network
 from engine.placement.dispatch_rules import served_and_sent, shares_of_ranks
 from engine.plan import Execution, Placement, Plan, Travel, TravelUnit
 from engine.problem import Problem
-from engine.workload import ExpertLoad, MixedTraffic, RoutingTrace, without_seldom
+from engine.workload import PREFILL, ExpertLoad, MixedTraffic, RoutingTrace, without_seldom
 
 PLAIN = Travel()
 """One row per token copy, as plain all-to-all implementations send them."""
@@ -34,6 +34,7 @@ class Work:
     gather: float64[src, dst] bytes of the all-gather after the last layer, hop by hop; None: there is none
     unit: the destination that gets one row of a token
     prompt_gather: float64[src, dst] bytes of the all-gather before the first layer; None: there is none
+    passes: that share it, so that its bytes and its time count by as many to each
     """
 
     dispatch: np.ndarray
@@ -42,6 +43,7 @@ class Work:
     gather: np.ndarray | None = None
     unit: TravelUnit = "copies"
     prompt_gather: np.ndarray | None = None
+    passes: int = 1
 
     def carrying(self, network: Network, exchange: str, layer: int) -> Network:
         """The network as fast as it is in the dispatch or combine of a layer."""
@@ -58,7 +60,7 @@ class Work:
         compute = {kind: step[here] for kind, step in self.compute.items()}
         gather = self.gather if last + 1 >= len(self.dispatch) else None
         prompt_gather = self.prompt_gather if first == 0 else None
-        return Work(self.dispatch[here], self.combine[here], compute, gather, self.unit, prompt_gather)
+        return Work(self.dispatch[here], self.combine[here], compute, gather, self.unit, prompt_gather, self.passes)
 
 
 class Load:
@@ -286,7 +288,9 @@ def _context_coherent(load: Load) -> Work:
     """Tokens hop from carrier to carrier; with more than one expert per token the others' outputs are combined there.
 
     Top-1 has no second all-to-all at all. Before the first layer every GPU gives the tokens of its prompts to all others, and
-    after the last one those that it carries (ExFlow §IV-A; Table I counts the second, G·N tokens to G GPUs).
+    after the last one those that it carries (ExFlow §IV-A; Table I counts the second, G·N tokens to G GPUs). The first is once
+    a prompt: of a step of decode it is that of the whole prompts, shared by the steps that answer them; a recording that has
+    tokens of both phases has it of those of its prompts. In a launch every pass gathers all tokens.
     """
     problem, placement, travel = load.problem, load.placement, load.travel
     trace, gpus = problem.workload, len(problem.cluster.gpus)
@@ -307,15 +311,18 @@ def _context_coherent(load: Load) -> Work:
         for side in range(2):
             held[side, layer] = np.bincount(carrier[layer + side], routed[:, layer] / trace.k, gpus)
     out, back = travel.row_bytes(problem.model)
+    long, passes = (1, 1) if problem.serving_step is None else problem.serving_step.prompts
+    first = real if trace.phase is None or not problem.runs_attention else real & (trace.phase == PREFILL)
+    first = first if first.any() else real
     prompt_gather, gather = (
-        rows_to_all(np.bincount(holder[real], minlength=gpus), problem.stops) * problem.model.bytes_per_token
-        for holder in (carrier[0], carrier[-1])
+        rows_to_all(np.bincount(holder[some], minlength=gpus) * size, problem.stops) * problem.model.bytes_per_token
+        for holder, some, size in ((carrier[0], first, long), (carrier[-1], real, 1))
     )
     compute = compute_seconds(load, *held)
     if problem.runs_attention:
         carried = np.array([np.bincount(holder[real], minlength=gpus) for holder in carrier[:-1]], dtype=np.float64)
         compute["attention"] = attention_excess(problem, carried)
-    return Work(rows[0] * out, rows[1] * back, compute, gather, travel.unit, prompt_gather)
+    return Work(rows[0] * out, rows[1] * back, compute, gather, travel.unit, prompt_gather, passes)
 
 
 def attention_excess(problem: Problem, tokens: np.ndarray) -> np.ndarray:
@@ -324,7 +331,8 @@ def attention_excess(problem: Problem, tokens: np.ndarray) -> np.ndarray:
 
     tokens: float64[layer, gpu], the tokens that every GPU carries; those of the first layer are at home
     """
-    cost, keys = problem.cost, keys_of_token(problem.workload, problem.model.sequence_length)
+    cost, step = problem.cost, problem.serving_step
+    keys = round(step.keys) if step else keys_of_token(problem.workload, problem.model.sequence_length)
     of_gpu = [cost.attention(gpu, mine, keys, problem.model) for gpu, mine in zip(problem.cluster.gpus, tokens.T, strict=True)]
     seconds = cost.together(np.stack(of_gpu, axis=1))
     between = np.diff(problem.model.moe_layers, prepend=-1)

@@ -1,5 +1,6 @@
 """The command line for training steps, tokens that travel row by row, steps of serving, and recordings that it makes."""
 
+import argparse
 import json
 import re
 from pathlib import Path
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from engine.catalogue import cluster_presets
+from engine.cli import judgement
 from engine.errors import InputError
 from engine.formats import read_cluster, read_model, read_plan
 from engine.plan import Travel
@@ -153,6 +155,12 @@ def test_what_cannot_be_served_is_said_in_one_line(engine, files):
     assert engine.text("serve", files["linear"], *step, *config)  # as a file has it
     files["step"].write_text(json.dumps({"phase": "decode", "sequences": 31, "context": 1, "overlap": "two-batch"}))
     assert "31 sequences on a GPU are odd" in engine.refused("serve", files["linear"], "--serving", files["step"], *config)
+
+
+@needs_tables
+def test_a_model_of_the_catalogue_has_its_sizes_by_its_short_name_too():
+    named = argparse.Namespace(config=None, model=Path("DeepSeek-R1"))
+    assert read_model(judgement.config_of(named, read_model(named.model))).d_model == 7168
 
 
 @needs_tables

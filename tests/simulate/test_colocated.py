@@ -253,7 +253,7 @@ CONCURRENT = SendOrder(mode="concurrent")
 
 def run(work: Work, beside: float, network: Network, order: SendOrder = CONCURRENT) -> pd.DataFrame:
     log = EventLog()
-    log_two_batches(log, work, beside, order, network)
+    log_two_batches(log, work, np.full(network.gpus, beside), order, network)
     return log.frame()
 
 
@@ -272,7 +272,7 @@ def pair(seconds: float, layers: int = 3, **compute: float) -> tuple[Work, Netwo
 def test_two_batches_meet_their_bound_where_nothing_overlaps(exchange, beside, compute, wanted):
     work, network = pair(exchange, **compute)
     assert run(work, beside, network).end.max() == pytest.approx(wanted)
-    assert bound_of_two_batches(work, beside, network) == pytest.approx(wanted)
+    assert bound_of_two_batches(work, np.full(network.gpus, beside), network) == pytest.approx(wanted)
 
 
 def test_all_that_travels_in_the_middle_hides_under_computation_as_long():
@@ -288,7 +288,7 @@ def test_rules_and_bound_hold_on_any_network(network, seed, mode, layers, beside
     compute, traffic = model(rng, network, layers)
     work = Work(*traffic, compute)
     events = run(work, beside, network, orders(mode, traffic, network, seed))
-    bound = bound_of_two_batches(work, beside, network)
+    bound = bound_of_two_batches(work, np.full(network.gpus, beside), network)
     total = events.end.max() if len(events) else 0.0
     assert total >= bound * (1 - ROUND_OFF)
     # A GPU computes one thing at a time, and exchanges take turns.

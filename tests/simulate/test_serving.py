@@ -10,10 +10,11 @@ from engine.costs import Datasheet
 from engine.errors import InputError
 from engine.plan import Placement, Plan, Travel
 from engine.problem import MEMORY_SHARE, Problem, make_problem
+from engine.serving.aiconfigurator import choose_operators_of
 from engine.serving.roofline import RooflineOperators
 from engine.serving.sizes import TransformerSizes
-from engine.serving.step import Operator, ServingStep
-from engine.simulate.serving import serve, with_fused_experts, work_of_step
+from engine.serving.step import Operator, OperatorsOfTypes, ServingStep, computing
+from engine.simulate.serving import dealt_by_speed, serve, with_fused_experts, work_of_step
 from engine.simulate.work import work_of
 from engine.training import balanced_load
 from engine.workload import ExpertLoad, RoutingTrace
@@ -30,15 +31,17 @@ STEP = ServingStep(phase="decode", sequences=8, context=100, output=50)
 
 @dataclass(frozen=True)
 class Stub:
-    """Attention of 1 ms a layer and sequence, a head of 0.5 ms."""
+    """Attention of 1 ms a layer and sequence, a head of 0.5 ms; or so many times as long."""
 
     layers: int = MODEL.layers
     source: str = "stub"
+    scale: float = 1.0
 
     def operators(self, step):
+        seconds = 1e-3 * self.scale * step.sequences * self.layers
         return (
-            Operator("attention", "attention", 1e-3 * step.sequences * self.layers, self.layers, "datasheet"),
-            Operator("head", "head", 0.5e-3, 1, "datasheet"),
+            Operator("attention", "attention", seconds, self.layers, "datasheet"),
+            Operator("head", "head", 0.5e-3 * self.scale, 1, "datasheet"),
         )
 
 
@@ -141,7 +144,7 @@ def test_rows_that_experts_share_are_counted_on_recorded_tokens():
     ("change", "execution", "message"),
     [
         ({"second": problem_of()}, "vanilla", "is for one model, but two are open"),
-        ({"cluster": cluster_of(*[make_gpu()] * 3, make_gpu(1))}, "vanilla", "a serving step needs GPUs of one type"),
+        ({"cluster": cluster_of(*[make_gpu()] * 3, make_gpu(1))}, "vanilla", "timed for one type of GPU, but .* has several"),
         ({}, "context-coherent", "tokens go home after every layer"),
     ],
 )
@@ -171,3 +174,45 @@ def test_deepseek_on_32_h200_has_measured_experts(step):
 def test_a_model_without_measured_kernels_keeps_its_costs():
     problem = problem_of()
     assert with_fused_experts(problem, plan_of(BLOCKS, problem), STEP) is problem
+
+
+FAST = make_gpu(1, flops=4e9, memory_bandwidth=1e9)
+MIXED = cluster_of(*[make_gpu()] * 2, *[FAST] * 2)
+
+
+def test_gpus_of_several_types_divide_the_sequences_by_their_speed():
+    """The fast ones time a sequence at half the seconds, so of 32 sequences they have two thirds."""
+    problem = problem_of(cluster=MIXED)
+    source = OperatorsOfTypes({computing(gpu): Stub(scale=scale) for gpu, scale in ((make_gpu(), 2.0), (FAST, 1.0))})
+    served = serve(plan := plan_of(BLOCKS, problem), problem, STEP, source, SIZES)
+    dealt = dealt_by_speed(problem, STEP, source, SIZES, problem.held_bytes(plan.placement))
+    assert dealt.sum() == 8 * 4 and dealt.tolist() in ([5, 5, 11, 11], [6, 5, 11, 10], [6, 6, 10, 10])
+    slow, fast = 2e-3 * dealt[0], 1e-3 * dealt[2]
+    slowest = 4 * max(slow, fast) + max(slow + 2 * 0.5e-3, fast + 0.5e-3)  # MoE layers, then the dense one and the head
+    assert served.figures.seconds == pytest.approx(slowest + sum(served.figures.moe.values()), rel=1e-3)
+    assert served.figures.bound <= served.figures.seconds * (1 + 1e-9)
+    even = serve(plan, problem, STEP, source, SIZES, dealt=np.full(4, 8)).figures
+    assert even.seconds > served.figures.seconds
+    work = work_of_step(plan, problem, STEP, dealt)
+    assert work.dispatch[0].sum(axis=1) == pytest.approx(dealt * 2 * MODEL.bytes_per_token)
+    both = STEP.model_copy(update={"overlap": "two-batch"})
+    overlapped = serve(plan, problem, both, source, SIZES).figures
+    assert overlapped.bound <= overlapped.seconds * (1 + 1e-9) and overlapped.hidden > 0
+
+
+def test_keys_and_values_count_on_every_type_alone():
+    """A fast GPU with little memory takes only the sequences that it has room for; a step without room for all says so."""
+    small = make_gpu(1, flops=4e9, memory_bandwidth=1e9, memory=1.2e6)
+    problem = problem_of(cluster=cluster_of(*[make_gpu()] * 2, *[small] * 2))
+    source, _ = choose_operators_of(None, MODEL, SIZES, problem.cluster, STEP)
+    memory = serve(plan_of([0, 0, 0, 0, 1, 1, 2, 3], problem), problem, STEP, source, SIZES).figures.memory
+    assert memory.fits and memory.sequences < 8 and memory.most_sequences(STEP) == memory.sequences
+    long = STEP.model_copy(update={"context": 10_000_000})
+    assert not serve(plan_of(BLOCKS, problem), problem, long, source, SIZES).figures.memory.fits
+
+
+def test_equal_gpus_have_as_many_sequences_whatever_their_ports():
+    problem = problem_of(cluster=cluster_of(*[make_gpu()] * 2, *[make_gpu(send=2e6)] * 2))
+    assert serve(plan_of(BLOCKS, problem), problem, STEP, Stub(), SIZES).figures.memory.sequences is None
+    with pytest.raises(InputError, match="no operators are timed for type-0; time them for every type"):
+        serve(plan_of(BLOCKS, problem), problem, STEP, OperatorsOfTypes({computing(FAST): Stub()}), SIZES)

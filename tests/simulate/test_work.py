@@ -1,16 +1,19 @@
 """The work of a pass for GPUs and network, above all when tokens stay with their experts."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 
+from engine.cluster import MEMORY_SHARE
 from engine.compare.figures import metrics
 from engine.compare.what_if import least
 from engine.costs import Datasheet
 from engine.errors import InputError
 from engine.plan import Placement, Plan
-from engine.problem import MEMORY_SHARE, Problem
+from engine.problem import Problem
+from engine.serving.step import ServingStep
 from engine.simulate import bound_of_plan, simulate
 from engine.simulate.work import carriers, work_of
 from engine.workload import ExpertLoad, RoutingTrace
@@ -78,6 +81,37 @@ def test_the_all_gather_of_the_prompts_comes_first_and_counts():
     vanilla = simulate(plan.model_copy(update={"execution": "vanilla"}), problem)
     assert figures.seconds["prompt_gather"] == first["end"].max() and vanilla.seconds_of_kind()["prompt_gather"] == 0
     assert bound_of_plan(plan, problem, 0, 0) >= problem.network.bound(sent(problem, plan, "prompt_gather") * 128)
+
+
+def test_the_all_gather_of_the_prompts_is_once_a_prompt():
+    """Two tokens of 128 bytes on GPU 0 and one on GPU 1, ports of 1 MB/s: GPU 0 sends two rows to each of two GPUs."""
+    trace = top_one([[0, 0], [0, 0], [1, 1]], 3, [0, 0, 1])
+    cluster, model = cluster_of(*[make_gpu(send=1e6)] * 3, latency=1e-5), make_model(2, 3)
+    problem = Problem(trace, cluster, model, Datasheet())
+    plan = coherent(Placement.from_gpu_of_expert(np.tile(np.arange(3), (2, 1)), 3, (0, 1)))
+
+    def gather(**inputs) -> float:
+        events = simulate(plan, replace(problem, **inputs)).events
+        return float(events.loc[events["kind"] == "prompt_gather", "end"].max())
+
+    step = partial(ServingStep, sequences=1, context=2000)
+    assert model.bytes_per_token == 128 and gather() == pytest.approx(1e-5 + 4 * 128e-6)
+    # Prompts of 2000 tokens, with a gather that 500 steps share: four rows to each for every token of a step.
+    answered = step(phase="decode", output=500)
+    assert gather(serving_step=answered) == pytest.approx((1e-5 + 2000 * 4 * 128e-6) / 500)
+    assert sent(replace(problem, serving_step=answered), plan, "prompt_gather").sum(axis=1) == pytest.approx([16, 8, 0])
+    assert gather(serving_step=step(phase="prefill", output=500)) == gather()
+    assert replace(problem, serving_step=answered).context_bytes == 2500 * problem.context_bytes > 0
+    # Of a recording with both phases the tokens of prompts alone; of generated ones alone, as if they were prompts.
+    for phase, rows in (([0, 1, 1], 2), ([1, 1, 0], 2), ([1, 1, 1], 4), ([0, 0, 1], 4)):
+        recorded = replace(trace, phase=np.array(phase, dtype=np.int8))
+        assert gather(workload=recorded) == pytest.approx(1e-5 + rows * 128e-6)
+    both = replace(problem, workload=replace(trace, phase=np.array([0, 1, 1], dtype=np.int8)))
+    assert sent(replace(both, runs_attention=False), plan, "prompt_gather").sum() == 6  # in a launch all are gathered
+    own, total = replace(problem, serving_step=answered), simulate(plan, replace(problem, serving_step=answered)).total
+    assert bound_of_plan(plan, own) <= total and least(plan, own).parts["prompt_gather"] == pytest.approx(
+        gather(serving_step=answered)
+    )
 
 
 def test_loads_have_no_tokens_to_follow_and_replicas_no_single_home():

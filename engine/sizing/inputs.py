@@ -1,0 +1,186 @@
+"""The inputs of sizing: node types with prices, the clusters that they make, and a target in a person's words."""
+
+import heapq
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from engine.catalogue import node_types
+from engine.cluster import MOST_GPUS, Cluster, Node
+from engine.errors import InputError
+from engine.schema import Frozen, StartUp
+from engine.serving.step import Phase
+
+Vector = tuple[int, ...]
+"""Nodes of every type of a catalogue, in its order."""
+
+
+class NodeOffer(Frozen):
+    """Nodes that can be had."""
+
+    type: str = Field(min_length=1, max_length=50, description="a node type of the catalogue, or any name beside `node`")
+    price: float = Field(ge=0, le=1e9, description="of one node, an hour")
+    most: int = Field(ge=1, le=1000, description="how many can be had")
+    node: Node | None = Field(default=None, description="GPUs and links as in a cluster file; absent: those of the type")
+    latency: StartUp | None = Field(default=None, description="seconds to start a transfer over the fabric; absent: the type's")
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        if self.node is None and self.type not in node_types():
+            raise ValueError(
+                f"no node type '{self.type}' is known: describe it as `node`, or take one of {', '.join(node_types())}"
+            )
+        return self
+
+    @cached_property
+    def drawn(self) -> Node:
+        """The node."""
+        return node_types()[self.type].node(self.type) if self.node is None else self.node
+
+    @cached_property
+    def start_up(self) -> float:
+        """Seconds to start a transfer over the fabric."""
+        usual = 0.0 if self.node is not None else node_types()[self.type].fabric_latency
+        return usual if self.latency is None else self.latency
+
+
+class Catalogue(Frozen):
+    """Node types to choose from. Prices are those of the person who typed them."""
+
+    nodes: tuple[NodeOffer, ...] = Field(min_length=1, max_length=12)
+    currency: str = Field(default="$", min_length=1, max_length=4)
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        names = [offer.type for offer in self.nodes]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"two offers are called '{twice[0]}'; put them into one, or give each its own name")
+        return self
+
+    def price(self, vector: Vector) -> float:
+        """The price of a cluster, an hour."""
+        return float(sum(count * offer.price for count, offer in zip(vector, self.nodes, strict=True)))
+
+    def counts(self, vector: Vector) -> dict[str, int]:
+        """Nodes of every type that a cluster has."""
+        return {offer.type: count for count, offer in zip(vector, self.nodes, strict=True) if count}
+
+    def in_words(self, vector: Vector) -> str:
+        """`2 × hgx-h100 + 1 × l40s-pcie`."""
+        return " + ".join(f"{count} × {name}" for name, count in self.counts(vector).items())
+
+    def money(self, price: float) -> str:
+        """`$12.50`."""
+        return f"{self.currency}{price:,.2f}"
+
+    def cluster(self, vector: Vector) -> Cluster:
+        """The cluster; its fabric starts a transfer as slowly as the slowest of its types."""
+        nodes = [
+            offer.drawn.model_copy(update={"name": f"{offer.type}-{index}"})
+            for count, offer in zip(vector, self.nodes, strict=True)
+            for index in range(count)
+        ]
+        latency = max(offer.start_up for count, offer in zip(vector, self.nodes, strict=True) if count)
+        data = {"name": self.in_words(vector)[:80], "nodes": [node.model_dump() for node in nodes], "latency": latency}
+        return Cluster.from_dict(data, "the cluster")
+
+    def by_price(self) -> Iterator[Vector]:
+        """Every cluster once, the cheapest first; of equally cheap ones those of fewer types, then of fewer nodes. Clusters of
+        more than `MOST_GPUS` GPUs are left out."""
+
+        def ranked(vector: Vector) -> tuple[float, int, int, Vector]:
+            return round(self.price(vector), 6), sum(map(bool, vector)), sum(vector), vector
+
+        sizes = [len(offer.drawn.gpus) for offer in self.nodes]
+        heap = [ranked((0,) * len(self.nodes))]
+        while heap:
+            vector = heapq.heappop(heap)[-1]
+            if any(vector):
+                yield vector
+            last = max((place for place, count in enumerate(vector) if count), default=0)
+            for place in range(last, len(vector)):
+                larger = (*vector[:place], vector[place] + 1, *vector[place + 1 :])
+                if larger[place] <= self.nodes[place].most and np.dot(larger, sizes) <= MOST_GPUS:
+                    heapq.heappush(heap, ranked(larger))
+
+
+@dataclass(frozen=True)
+class Target:
+    """Limits of a cluster and its plan.
+
+    seconds: of a step or pass; None: as fast as the price allows
+    price: an hour; None: any
+    sequences: of all GPUs together; None: not said
+    phase: of the step
+    """
+
+    seconds: float | None
+    price: float | None = None
+    sequences: int | None = None
+    phase: Phase = "decode"
+
+
+_NUMBER = r"(?P<{0}>\d{{1,3}}(?:[,_ ]\d{{3}})+(?:\.\d+)?|\d+(?:\.\d+)?(?:e\d+)?)\s?(?P<{0}k>k\b)?"
+_TIME = _NUMBER.format("time") + r"\s?(?P<unit>ns|us|µs|μs|ms|milliseconds?|s|secs?|seconds?|min|minutes?)\b"
+_MOST = (
+    r"(?:(?:at most|no more than|up to|less than|faster than|cheaper than|within|under|below|max(?:imum)?|in|for|<=?|≤)\s?)?"
+)
+_A = r"\s?(?:/|a|an|per|each|every|for (?:a|one|each|every))\s?"
+_PARTS = (
+    rf"(?:the )?(?:time to )?(?:the )?(?P<first>first token|ttft)\s?(?:after|:|=)?\s?{_MOST}{_TIME}",
+    rf"{_MOST}{_TIME}\s?(?:to|until|till|for|before)\s?(?:the )?(?P<first>first token)",
+    rf"(?:(?:a|each|every|one) token|tpot|itl|a pass)\s?(?::|=)?\s?{_MOST}{_TIME}",
+    rf"{_MOST}{_TIME}(?:{_A}(?:output |generated )?(?:token|pass|step))?",
+    rf"(?:(?:at least|more than|no less than|over|above|min(?:imum)?|>=?|≥)\s?)?{_NUMBER.format('rate')}\s?"
+    rf"(?:tokens?|tok){_A}(?:seconds?|sec|s)\b",
+    rf"(?:(?:at|for|with|of|on)\s)?{_NUMBER.format('count')}\s?(?:concurrent |parallel )?"
+    r"(?:sequences|sequence|requests|request|users|user|prompts|prompt)\b(?: at (?:a time|once))?",
+    rf"{_MOST}(?:[$€£¥]\s?|usd |eur |gbp )?{_NUMBER.format('price')}\s?(?:[$€£¥]|usd|dollars?|eur|euros?|gbp|pounds?)?"
+    rf"{_A}(?:hours?|hr|h)\b",
+)
+_UNITS = {"n": 1e-9, "u": 1e-6, "µ": 1e-6, "μ": 1e-6, "ms": 1e-3, "milli": 1e-3, "min": 60.0, "s": 1.0}
+EXAMPLES = "'50 ms a token', 'first token in 2 s', '20000 tokens/s at 512 sequences', 'at most $40 an hour'"
+
+
+def read_target(text: str) -> Target:
+    """The target of a text such as those of EXAMPLES, also several at once. Raises InputError for words that say nothing here,
+    for two of a kind, and for a rate without a number of sequences."""
+    rest, found = " ".join(text.lower().split()), {}
+    for pattern in _PARTS:
+        while match := re.search(rf"(?<![\w.]){pattern}", rest):
+            for name, value in match.groupdict().items():
+                if value is None:
+                    continue
+                if name in found and name in ("time", "rate", "count", "price"):
+                    raise InputError(f"the target '{text}' has two limits of a kind; give one of each, as in {EXAMPLES}")
+                found[name] = value
+            rest = f"{rest[: match.start()]} {rest[match.end() :]}"
+    if left := re.sub(r"\b(?:and|with|,|;)\b|[,;.+&]", " ", rest).split():
+        raise InputError(f"the target '{text}': '{' '.join(left)}' is not understood; write such as {EXAMPLES}")
+    if not found.keys() & {"time", "rate", "price"}:
+        raise InputError(f"the target '{text}' names no limit; write such as {EXAMPLES}")
+    number = {name: _number(found, name) for name in ("time", "rate", "count", "price") if name in found}
+    if zero := [name for name, value in number.items() if not value > 0]:
+        raise InputError(f"the target '{text}': its {zero[0]} must be above 0")
+    count = number.get("count", 0.0)
+    if count % 1:
+        raise InputError(f"the target '{text}': {count:g} is no number of sequences; write a whole one")
+    seconds = None
+    if "time" in number:
+        seconds = number["time"] * next(factor for unit, factor in _UNITS.items() if found["unit"].startswith(unit))
+    if "rate" in number:
+        if not count or "first" in found:
+            raise InputError(
+                f"the target '{text}': tokens/s need a number of sequences: write '20000 tokens/s at 512 sequences'"
+            )
+        seconds = min(count / number["rate"], seconds or np.inf)
+    return Target(seconds, number.get("price"), int(count) or None, "prefill" if "first" in found else "decode")
+
+
+def _number(found: dict[str, str], name: str) -> float:
+    return float(re.sub("[,_ ]", "", found[name])) * (1000 if f"{name}k" in found else 1)
