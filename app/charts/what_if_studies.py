@@ -1,4 +1,4 @@
-"""Charts of the what-if studies: a tornado, traffic noise, the number of GPUs, and one parameter over a whole range."""
+"""Charts of the what-if studies: a tornado, traffic noise, the number of GPUs, one parameter over a whole range, and drift."""
 
 import math
 from collections.abc import Sequence
@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 from app.charts import theme
 from engine.cluster import Node
 from engine.compare.capacity import CapacityPoint, hardware, smallest
+from engine.compare.drift import Drift, Followed
 from engine.compare.imprecision import ImprecisionPoint
 from engine.compare.sensitivity import ANEW, CurvePoint, SensitivityPoint
 from engine.units import TIME, digits, ratio, scale_of, seconds, share
@@ -403,3 +404,60 @@ def _course(points: Sequence[CurvePoint], series: Sequence[str], ratios: bool, c
     if not sentence:
         return "No points yet" if not own else f"{theme.plain(series[0])} takes {seconds(min(own.values()))} at best"
     return sentence[0].upper() + sentence[1:] if complete else f"So far: {sentence}"
+
+
+POLICIES = {
+    "never": (theme.NEUTRAL, "dash", "circle"),
+    "every": (theme.SECOND, "solid", "diamond"),
+    "worse": (theme.TEAL, "solid", "square"),
+    "pays": (theme.KIND_COLOURS["dispatch"], "solid", "triangle-up"),
+}
+"""Styles by the rule of a policy."""
+
+
+def drifting(answer: Drift) -> go.Figure:
+    """Time of every window under the fastest policy of each rule, with a mark where it moves, and the limit below them all."""
+    best_of: dict[str, Followed] = {}
+    for policy in answer.policies:
+        best_of.setdefault(policy.rule, policy)
+    factor, unit = scale_of(answer.passes * max(window.deployed for window in answer.windows), TIME)
+    names, figure = [theme.plain(window.name) for window in answer.windows], go.Figure()
+    windows = [place + 2 for place in range(len(names))]
+    for policy in best_of.values():
+        colour, dash, symbol = POLICIES[policy.rule]
+        moved = {move.window: move for move in policy.moves}
+        told = [
+            f"{theme.plain(policy.name)}<br>{name}: {seconds(time)}"
+            + (
+                f"<br>after a move of {moved[place].copies:,} copies in {seconds(moved[place].seconds)}"
+                if place in moved
+                else ""
+            )
+            for place, (name, time) in enumerate(zip(names, policy.seconds, strict=True))
+        ]
+        figure.add_scatter(
+            x=windows,
+            y=[time / factor for time in policy.seconds],
+            name=theme.plain(policy.name.split(",")[0]),
+            mode="lines+markers",
+            line={"color": colour, "dash": dash, "width": 2},
+            marker={"symbol": symbol, "color": colour, "size": [10 if place in moved else 0 for place in range(len(names))]},
+            **theme.tips(told),
+        )
+    limit = [answer.passes * window.limit for window in answer.windows]
+    figure.add_scatter(
+        x=windows,
+        y=[time / factor for time in limit],
+        name="limit of these plans",
+        mode="lines",
+        line={"color": theme.NEUTRAL, "dash": "dot"},
+        **theme.tips(f"limit<br>{name}: {seconds(time)}" for name, time in zip(names, limit, strict=True)),
+    )
+    figure.update_xaxes(title="window, in order of time; a mark: a move at its start", dtick=max(1, len(names) // 16))
+    figure.update_yaxes(title=f"time of {answer.passes:,} passes, {unit} (simulated)")
+    best, never = answer.policies[0], answer.never
+    saved = share(1 - best.total / never.total if never.total else 0.0)
+    title = "Never moving is best" if best is never else f"Best: {best.name.split(',')[0]}; saves {saved}, moves included"
+    return theme.finish(
+        figure, title if len(names) == answer.of else f"So far: {title[0].lower()}{title[1:]}", 380, legend=LEGEND
+    )

@@ -11,7 +11,7 @@ from app import cached, failing, kept, simulations, state, studies, verdict_line
 from app.charts import what_if as charts
 from app.tables import plain
 from engine import units
-from engine.compare.contention import CONTENTIONS
+from engine.compare.sensitivity import USUAL_VALUES, system_for
 from engine.compare.what_if import Change, Outlook, is_quick
 from engine.errors import InputError
 from engine.goal import Goal
@@ -21,10 +21,9 @@ from engine.plan import Plan
 from engine.problem import Problem
 from engine.provenance import input_digests
 from engine.store.problems import problem_arguments
-from engine.systems import proposed_for, systems_for
+from engine.systems import systems_for
 from engine.workload import RoutingTrace
 
-FASTER = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 8.0, 16.0)
 REPLAN = "replan"
 FORM = 180
 """Pixels of the sliders at the left of the charts."""
@@ -42,29 +41,25 @@ class Slider:
     said: Callable[[float], str] = units.ratio
 
 
-NETWORK = Slider("network", "Network bandwidth", FASTER, "Scales every GPU's fabric port and the links inside nodes.")
-COMPUTE = Slider("compute", "Computation speed", FASTER, "every computation takes its time divided by this")
-LATENCY = Slider("latency", "Latency", (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0), "what a send takes to start")
+NETWORK = Slider(
+    "network", "Network bandwidth", USUAL_VALUES["network"], "Scales every GPU's fabric port and the links inside nodes."
+)
+COMPUTE = Slider("compute", "Computation speed", USUAL_VALUES["compute"], "every computation takes its time divided by this")
+LATENCY = Slider("latency", "Latency", USUAL_VALUES["latency"], "what a send takes to start")
 CONTENTION = Slider(
     "contention",
     "Contention",
-    CONTENTIONS,
+    USUAL_VALUES["contention"],
     "how much longer a byte takes for every further send that meets at a port; at 0 % ports reach what they do now",
     0.0,
     lambda share: f"{100 * share:g} %",
 )
 TOKENS = Slider(
-    "tokens",
-    "Tokens",
-    (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0),
-    "tokens for each recorded one: a smaller or larger batch with the same routing",
+    "tokens", "Tokens", USUAL_VALUES["tokens"], "tokens for each recorded one: a smaller or larger batch with the same routing"
 )
 BATCH = Slider("tokens", "Batch", (0.25, 0.5, 1.0, 2.0, 4.0, 8.0), "sequences on every GPU")
 WIDTH = Slider(
-    "width",
-    "Model width",
-    (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0),
-    "d_model and d_ff: bytes of a token, and with both the work of an expert",
+    "width", "Model width", USUAL_VALUES["width"], "d_model and d_ff: bytes of a token, and with both the work of an expert"
 )
 AS_NOW = "as the model"
 DTYPES = (AS_NOW, "fp8", "bf16", "fp32")
@@ -182,16 +177,6 @@ def _key(field: str) -> str:
 
 def _reset(sliders: list[Slider]) -> None:
     state.forget_choices(*(_key(field) for field in (*(slider.field for slider in sliders), "dtype", "noise")))
-
-
-def system_for(problem: Problem, plan: Plan) -> tuple[str, dict[str, Any]]:
-    """System and options for a new plan in place of this one: its own, or the proposed system's if it is a baseline or none for
-    the open problem."""
-    systems, name = systems_for(problem), plan.provenance.optimiser
-    if name not in systems or systems[name].baseline:
-        name = proposed_for(problem).name
-    known = systems[name].options.model_fields
-    return name, {key: value for key, value in plan.provenance.options.items() if key in known}
 
 
 def _replan(problem: Problem, plan: Plan, change: Change) -> Plan | None:

@@ -9,7 +9,8 @@ from app import failing, kept, state, studies, widgets
 from app.charts import what_if_studies
 from app.tables import plain
 from app.what_if.capacity import capacity
-from app.what_if.live import MOST_NOISE, contention, others_of, plan_to_study, run_button, sliders_of, system_for
+from app.what_if.drift import drift
+from app.what_if.live import contention, others_of, plan_to_study, run_button, sliders_of
 from app.what_if.sweeps import synthetic_panel
 from engine import units
 from engine.compare.imprecision import (
@@ -22,6 +23,7 @@ from engine.compare.imprecision import (
     contenders_of,
     gains,
 )
+from engine.compare.sensitivity import USUAL_VALUES, system_for
 from engine.errors import InputError
 from engine.jobs.studies import CurveAnswer, ImprecisionAnswer, SensitivityAnswer
 from engine.problem import Problem
@@ -33,9 +35,9 @@ KINDS = {
     "contention": ":material/call_merge: Contention",
     "imprecision": ":material/blur_on: Traffic noise",
     "capacity": ":material/dns: How many GPUs",
+    "drift": ":material/history: Drift",
     "synthetic": ":material/casino: Synthetic workload",
 }
-NOISE_LEVELS = tuple(percent / 100 for percent in range(0, MOST_NOISE + 1, 15))
 
 
 def panel(problem: Problem) -> None:
@@ -48,7 +50,7 @@ def panel(problem: Problem) -> None:
     else:
         shown = {"curve": curve, "sensitivity": sensitivity, "contention": contention, "imprecision": imprecision}
         with failing.saying():
-            (shown | {"capacity": capacity})[kind](problem)
+            (shown | {"capacity": capacity, "drift": drift})[kind](problem)
 
 
 def curve(problem: Problem) -> None:
@@ -77,7 +79,7 @@ def curve(problem: Problem) -> None:
         anew = kept.checkbox(f"Replan at every value with {plain(systems_for(problem)[name].title)}", True, key="what-if-anew")
         plans = [plan, *([others[beside]] if beside else [])]
         if run_button("Run the sweep", "curve"):
-            values = sliders[field].values if field in sliders else NOISE_LEVELS
+            values = sliders[field].values if field in sliders else USUAL_VALUES["noise"]
             arguments = {
                 "plans": [plan.model_dump(mode="json", exclude_none=True) for plan in plans],
                 "field": field,

@@ -13,8 +13,18 @@ from app.charts import sweep as charts
 from app.tables import plain
 from engine import units
 from engine.compare.imbalance import MOST_STEPS, PRESETS, USUAL_STEPS, ImbalanceRecipe, load_of_steps
-from engine.compare.sensitivity import operators_of
-from engine.compare.sweep import NAMES, ORDERS, Kind, SweepPoint, best_of, check_values, trials_of
+from engine.compare.sweep import (
+    NAMES,
+    ORDERS,
+    USUAL_PARTS,
+    Kind,
+    SweepPoint,
+    best_of,
+    check_values,
+    trials_of,
+    usual_settings,
+    usual_values,
+)
 from engine.compare.synthetic import MOST_SKEW, Recipe, planted_placement
 from engine.errors import InputError
 from engine.jobs import runner
@@ -51,10 +61,8 @@ KINDS: dict[Kind, tuple[str, str]] = {
     ),
 }
 FIELDS = {"micro_op": "Micro-op sizes, MB", "degree": "Degrees", "range": "Maximum operators per range"}
-MICRO_OPS = "1, 2, 5, 10, 15, 20, 25, 30, 40, 50, 60, 70, 80, 90, 100, 150, 200"
-RANGES = (0, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 48, 64)
 SPLIT = (11, 9)
-PARTS, USUAL_PARTS = (2, 3, 4, 6, 8, 12, 16), (2, 8)
+PARTS = (2, 3, 4, 6, 8, 12, 16)
 
 
 def panel(problem: Problem) -> None:
@@ -106,10 +114,7 @@ def _key(kind: Kind) -> str:
 
 
 def _usual(kind: Kind, problem: Problem) -> str:
-    if kind != "range":
-        return MICRO_OPS if kind == "micro_op" else "1-16"
-    forward = len(operators_of(problem).of_phase("forward"))
-    return ", ".join(str(length) for length in (*(length for length in RANGES if length < forward), forward))
+    return "1-16" if kind == "degree" else ", ".join(map(str, usual_values(kind, problem)))
 
 
 def _wanted(kind: Kind, problem: Problem) -> dict[str, Any] | None:
@@ -123,7 +128,7 @@ def _wanted(kind: Kind, problem: Problem) -> dict[str, Any] | None:
         if kind == "micro_op":
             # The size alone is swept unless a person wants the packing to follow it.
             settings = {
-                "packing": kept.option_input("sweep", LinaOptions, "packing", default="off"),
+                "packing": kept.option_input("sweep", LinaOptions, "packing", default=usual_settings(kind)["packing"]),
                 "pipelining": kept.option_input("sweep", LinaOptions, "pipelining"),
             }
         elif kind == "degree":

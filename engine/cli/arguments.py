@@ -36,7 +36,7 @@ def add_command(commands: Commands, group: str, name: str, help: str) -> argpars
     return command
 
 
-TYPES = {"N": int, "S": float, "A": float, "SECONDS": float}
+TYPES = {"N": int, "S": float, "A": float, "D": float, "SECONDS": float}
 TYPES |= dict.fromkeys(("ADDRESS", "TYPE", "URL", "SOURCE", "KEY=VALUE", "NAME=VALUE", "FILE[::NAME]"), str)
 """The type of an option's value by its metavar; of all others it is a path."""
 
@@ -108,6 +108,11 @@ def add_step(command: argparse.ArgumentParser, required: bool) -> None:
     """Add the options for a step of serving. required: True if the step must be given"""
     optional = "" if required else "; gains are then of whole steps (default: of a pass through the MoE layers)"
     add_options(command, {"--serving STEP": "the step as JSON" + optional}, required)
+    add_beside(command)
+
+
+def add_beside(command: argparse.ArgumentParser) -> None:
+    """Add the options for the operators of a serving step besides its MoE layers."""
     options = {
         "--config FILE": (
             "the model's Hugging Face config.json, or a model of the catalogue (default: as --model or the model is called)",

@@ -10,9 +10,9 @@ from typing import Any
 
 from engine import formats, store
 from engine.cli.output import answer
-from engine.compare.imbalance import USUAL_STEPS, ImbalanceRecipe
+from engine.compare.imbalance import ImbalanceRecipe
 from engine.compare.inspection import inspect
-from engine.compare.synthetic import Recipe
+from engine.compare.synthetic import USUAL_STEPS, Recipe
 from engine.errors import InputError
 from engine.files import replace_atomically
 from engine.formats.placements import facts_of_log, open_plan_file
@@ -175,15 +175,15 @@ def run_synthetic(options: argparse.Namespace) -> int:
 
 def _recipe(options: argparse.Namespace) -> Recipe | ImbalanceRecipe:
     """The recipe that the options ask for. Raises InputError if they ask for two at once."""
+    steps = min(USUAL_STEPS, max(options.tokens, 1)) if options.steps is None else options.steps
     if options.preset is None:
-        if options.steps is not None:
-            raise InputError("--steps is of the presets; give --preset too")
+        if options.steps is not None and not options.drift:
+            raise InputError("--steps is of presets and of --drift; give one of them too")
         skew = USUAL_SKEW if options.skew is None else options.skew
         affinity = USUAL_AFFINITY if options.affinity is None else options.affinity
-        return Recipe(options.tokens, skew, affinity, options.seed)
-    if options.skew is not None or options.affinity is not None:
-        raise InputError("a preset has no --skew and no --affinity: give either --preset or these")
-    steps = min(USUAL_STEPS, max(options.tokens, 1)) if options.steps is None else options.steps
+        return Recipe(options.tokens, skew, affinity, options.seed, options.drift or 0.0, steps)
+    if any(value is not None for value in (options.skew, options.affinity, options.drift)):
+        raise InputError("a preset has no --skew, no --affinity and no --drift: give either --preset or these")
     return ImbalanceRecipe(options.preset, options.tokens, steps, options.seed)
 
 

@@ -15,16 +15,22 @@ from itertools import pairwise
 
 import numpy as np
 
-from engine.compare.synthetic import MOST_TOKENS, check_choices, check_range, sequence_length
+from engine.compare.synthetic import (
+    MOST_STEPS,
+    MOST_TOKENS,
+    USUAL_STEPS,
+    check_choices,
+    check_range,
+    sequences_of_steps,
+    step_of_token,
+)
 from engine.errors import InputError
 from engine.model import MoEModel
 from engine.workload import RoutingTrace
 
-MOST_STEPS = 240
-USUAL_STEPS = 12
-"""Steps after which W6 has been through all experts, where a quarter is hot at a time, and W7 has had three bursts."""
 HOT_STEPS = 3
-"""Steps for which the hot experts of W6 stay where they are."""
+"""Steps for which the hot experts of W6 stay where they are: after `USUAL_STEPS` it has been through all experts, where a
+quarter is hot at a time, and W7 has had three bursts."""
 BURST_EVERY = 4
 
 NONE, ALL = (False,) * 4, (True,) * 4
@@ -131,14 +137,7 @@ def imbalanced(model: MoEModel, recipe: ImbalanceRecipe) -> RoutingTrace:
         for layer in range(layers):
             rng = np.random.default_rng([recipe.seed, int(recipe.workload[1:]), step, layer])
             chosen[first:end, layer] = _choices(recipe.workload, rng, end - first, experts, k, step)
-    within = np.arange(recipe.tokens) - first_of_step[step_of]
-    sequence = (np.cumsum(within % sequence_length(recipe.tokens) == 0) - 1).astype(np.int32)
-    return RoutingTrace(recipe.name, chosen, experts, sequence)
-
-
-def step_of_token(tokens: int, steps: int) -> np.ndarray:
-    """int64[token], ascending."""
-    return np.arange(tokens) * steps // tokens
+    return RoutingTrace(recipe.name, chosen, experts, sequences_of_steps(step_of))
 
 
 def load_of_steps(trace: RoutingTrace, steps: int) -> np.ndarray:

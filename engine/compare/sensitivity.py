@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from engine.compare.contention import CONTENTIONS
+from engine.compare.imprecision import LEVELS
 from engine.compare.what_if import Change, changed, is_quick, least, outlook
 from engine.errors import InputError
 from engine.goal import Goal
@@ -18,7 +20,7 @@ from engine.plan import Plan
 from engine.problem import Problem
 from engine.result import Status, Stop, never
 from engine.simulate.training.pricing import price_step
-from engine.systems import run
+from engine.systems import proposed_for, run, systems_for
 from engine.systems.base import Report, System, silent
 from engine.systems.options import Value
 from engine.systems.pieces import linear_placement
@@ -134,6 +136,17 @@ def describe_graph(problem: Problem, graph: OperatorGraph) -> dict[str, Any]:
 
 Field = Literal["network", "compute", "latency", "contention", "tokens", "width", "noise"]
 
+FASTER = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 8.0, 16.0)
+USUAL_VALUES: dict[Field, tuple[float, ...]] = {
+    "network": FASTER,
+    "compute": FASTER,
+    "latency": (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0),
+    "contention": CONTENTIONS,
+    "tokens": (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0),
+    "width": (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0),
+    "noise": LEVELS,
+}
+"""Values of a curve, and of the What-if page's sliders."""
 MOST_VALUES = 32
 ANEW = "planned anew"
 """The series of plans made for each value."""
@@ -146,6 +159,16 @@ class CurvePoint:
     series: str
     value: float
     total: float | None
+
+
+def system_for(problem: Problem, plan: Plan) -> tuple[str, dict[str, Any]]:
+    """System and options for a new plan in place of this one: its own, or the proposed system's if it is a baseline or none for
+    the problem."""
+    systems, name = systems_for(problem), plan.provenance.optimiser
+    if name not in systems or systems[name].baseline:
+        name = proposed_for(problem).name
+    known = systems[name].options.model_fields
+    return name, {key: value for key, value in plan.provenance.options.items() if key in known}
 
 
 def changes_of(field: Field, values: Sequence[float]) -> list[Change]:

@@ -36,6 +36,9 @@ LIMITS: dict[str, tuple[float, float]] = {"micro_op": (0.1, 10_000), "degree": (
 """Least and largest value of a sweep: MB, parts, operators (0: nothing is cut)."""
 NAMES = {"micro_op": "micro-op sizes", "degree": "pipeline degrees", "range": "partition ranges"}
 MOST_VALUES = 64
+MICRO_OPS = (1, 2, 5, 10, 15, 20, 25, 30, 40, 50, 60, 70, 80, 90, 100, 150, 200)
+RANGES = (0, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 48, 64)
+USUAL_PARTS = (2, 8)
 MOST_PIECES = 20_000
 """Micro-ops of all gradients of a step; more take minutes to simulate and are far beyond any optimum."""
 
@@ -102,6 +105,19 @@ def trials_of(
             )
         return _micro_ops(wanted, fixed)
     return _degrees(wanted, fixed) if kind == "degree" else _ranges(wanted, fixed)
+
+
+def usual_values(kind: Kind, problem: Problem) -> tuple[int, ...]:
+    """The values that are swept unless a person gives others; of ranges up to all operators of the forward pass."""
+    if kind != "range":
+        return MICRO_OPS if kind == "micro_op" else tuple(range(1, MAX_PARTS + 1))
+    forward = len(operators_of(problem).of_phase("forward"))
+    return (*(length for length in RANGES if length < forward), forward)
+
+
+def usual_settings(kind: Kind) -> dict[str, Any]:
+    """The settings that differ from those of the systems: the size of micro-ops alone is swept, unless packing is to follow."""
+    return {"micro_op": {"packing": "off"}, "range": {"parts": list(USUAL_PARTS)}}.get(kind, {})
 
 
 def check_values(kind: Kind, values: Sequence[float]) -> list[float]:

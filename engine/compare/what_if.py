@@ -192,10 +192,10 @@ def least(plan: Plan, problem: Problem) -> Outlook:
     sent = [*work.carried(network, "dispatch"), *work.carried(network, "combine")]
     parts = {kind: float(step.max(axis=1).sum()) for kind, step in work.compute.items()}
     parts |= {kind: float(bounds_of_exchanges(work, network, kind, bound).sum()) for kind in ("dispatch", "combine")}
-    for kind, traffic in (("prompt_gather", work.prompt_gather), ("all_gather", work.gather)):
+    for kind, traffic, passes in (("prompt_gather", work.prompt_gather, work.passes), ("all_gather", work.gather, 1)):
         if traffic is not None:
-            sent.append((network, traffic))
-            parts[kind] = network.bound(traffic)
+            sent.append((network, traffic / passes))
+            parts[kind] = network.bound(traffic) / passes
     layers = least_of_work(work, network, bound)
     return Outlook(
         total=float(layers.sum()),

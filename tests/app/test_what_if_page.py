@@ -183,6 +183,19 @@ def test_studies_fill_in_and_are_told_from_those_of_something_else(page: AppTest
         assert len(page.session_state["cluster"].gpus) == 8
 
 
+def test_drift_names_the_best_policy_and_its_gain(page: AppTest) -> None:
+    pages.pick(page, "what-if-study", "drift")
+    assert not [widget for widget in page.multiselect if widget.label == "In order of time"], "one recording is cut into parts"
+    page.number_input(key="drift-parts").set_value(3).run()
+    page.selectbox(key="drift-system").set_value("eplb").run()
+    job = finish(page, "drift", "Find the best policy")
+    found = job.result["drift"]
+    assert len(found["windows"]) == found["of"] == 2 and found["limit"] <= found["policies"][0]["total"]
+    assert ("Never moving" in pages.titles(page, "what-if-drift")[0]) == (found["policies"][0]["rule"] == "never")
+    assert "than never moving" in pages.said(page.markdown) or "Never moving is best" in pages.said(page.markdown)
+    assert "moves for nothing" in pages.said(page.caption)
+
+
 def test_a_synthetic_workload_is_previewed_opened_and_called_so_and_suits_a_model_without_a_recording(page: AppTest) -> None:
     pages.pick(page, "what-if-study", "synthetic")
     flat = float(pages.metrics(page)["Worst skew"].removesuffix("×"))

@@ -31,10 +31,10 @@ from engine.jobs.runner import MARK, Job, State
 from engine.model import MoEModel
 from engine.parallel.processes import processors
 from engine.placement.transitions import transitions
-from engine.plan import Plan
+from engine.plan import Plan, Travel
 from engine.problem import Problem, make_problem
 from engine.provenance import input_digests
-from engine.serving.sizes import TransformerSizes, usual_sizes
+from engine.serving.sizes import TransformerSizes, usual_serving, usual_sizes
 from engine.simulate import simulate
 from engine.simulate.two_phase import SCHEMES, TwoPhaseOptions, two_phase
 from engine.store.problems import as_json, problem_arguments, problem_from, save_recordings
@@ -289,7 +289,8 @@ def test_a_problem_survives_being_arguments_and_what_is_gone_is_said():
     problem = make_problem(alpha.workload, EIGHT, alpha.model, alpha.cost, (beta, sample_model("beta")), others, in_use)
     assert {"workload_b", "model_b", "workload_also_1", "in_use"} <= set(input_digests(problem))
     traffic = problem_of(TrafficMatrix("bytes", np.ones((2, 4, 4)), 8.0), FOUR)
-    for case in (problem, alpha, traffic):
+    served = replace(alpha, serving_step=usual_serving(), travel=Travel(unit="gpu"))
+    for case in (problem, alpha, traffic, served):
         assert input_digests(problem_from(arguments_of(case))) == input_digests(case)
     arguments = arguments_of(traffic)
     for missing in ({"workload": "0" * 64}, {"others": ["0" * 64]}):

@@ -1,0 +1,198 @@
+"""`study` and `drift` answer as the pages' jobs do, and say in one line what is missing."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engine import store
+from engine.cli.commands import STUDIES
+from engine.compare.affinity import sorted_choices
+from engine.compare.baseline import baseline_of
+from engine.compare.capacity import ladder, parts_of
+from engine.compare.contention import exclusive_and_colocated
+from engine.compare.drift import PASSES
+from engine.compare.sensitivity import USUAL_VALUES
+from engine.compare.sweep import usual_values
+from engine.errors import InputError
+from engine.formats.writers import write_npz
+from engine.jobs.kinds import HANDLERS, handler_of
+from engine.problem import Problem
+from engine.store.problems import as_json, problem_arguments
+from engine.systems import SYSTEMS, run
+from engine.training import usual_step
+from tests.cases.problems import small
+from tests.cases.samples import chained
+from tests.jobs.asking import FakeContext, in_json, strict
+
+TIMES = ("runtime", "created")
+
+
+def timeless(found):
+    """An answer without the seconds that searches took."""
+    if isinstance(found, dict):
+        return {key: timeless(value) for key, value in found.items() if key not in TIMES}
+    return [timeless(value) for value in found] if isinstance(found, list) else found
+
+
+@pytest.fixture
+def problem() -> Problem:
+    return small()
+
+
+@pytest.fixture
+def inputs(problem: Problem, tmp_path: Path, own_data_folder: Path) -> list:
+    """The problem's files as options, with a second recording beside them."""
+    write_npz(problem.workload, tmp_path / "small.npz")
+    write_npz(chained(1, 400, 3, 8, 0.8, "chains"), tmp_path / "chains.npz")
+    for name in ("cluster", "model"):
+        (tmp_path / f"{name}.json").write_text(getattr(problem, name).to_json())
+    return ["--workload", tmp_path / "small.npz", "--cluster", tmp_path / "cluster.json", "--model", tmp_path / "model.json"]
+
+
+def answered(name: str, problem: Problem, asked: dict) -> dict:
+    store.save_workload(problem.workload)
+    return strict(in_json(handler_of(name))(problem_arguments(problem) | asked, FakeContext()))
+
+
+def plan_of(problem: Problem) -> dict:
+    return as_json(baseline_of(problem))
+
+
+LATENCY = {"field": "latency", "values": USUAL_VALUES["latency"], "system": None, "options": {}}
+AFFINITY = {"gpus": 4, "first_choice": True, "sizes": [50, 100], "seeds": 1, "time_limit": 0.1}
+NOISE = {"levels": [0.5], "seeds": 1, "noise": "layers", "options": {"aurora": {"time_limit": 60}}}
+FRONT = {"points": 3, "over": "worst", "max_moves": 0, "time_limit": 0.1}
+LINA = {"lengths": [1], "options": {"batch_tokens": 100, "copies": 64}}
+CASES = {
+    "affinity": (["sizes=50,100", "seeds=1", "time_limit=0.1"], lambda problem: AFFINITY),
+    "sensitivity": (["share=0.1"], lambda problem: {"plan": plan_of(problem), "share": 0.1}),
+    "contention": ([], lambda problem: {"plan": plan_of(problem)}),
+    "imprecision": (["levels=0.5", "seeds=1", "time_limit=60"], lambda problem: NOISE),
+    "curve": (["field=latency", "system=null"], lambda problem: {"plans": [plan_of(problem)]} | LATENCY),
+    "capacity": (["target=0.01", "system=linear"], lambda problem: capacity_of(problem)),
+    "replan": (
+        ['change={"network": 2}', "system=linear"],
+        lambda problem: {"change": {"network": 2}, "system": "linear", "options": {}, "parent": baseline_of(problem).id},
+    ),
+    "front": (["points=3", "time_limit=0.1"], lambda problem: FRONT),
+    "matrix": (["system=linear"], lambda problem: {"recordings": [problem.workload.digest], "system": "linear", "options": {}}),
+    "lina": (
+        ["lengths=1", "batch_tokens=100"],
+        lambda problem: {"lengths": [1], "options": {"batch_tokens": 100, "copies": 64}},
+    ),
+}
+"""By study: settings, and the question that the page asks with them."""
+
+
+def capacity_of(problem: Problem) -> dict:
+    ((title, part),) = parts_of(problem.cluster).items()
+    sizes = ladder(problem.cluster, part)
+    asked = {"part": [as_json(node) for node in part], "title": title, "target": 0.01, "sizes": sizes}
+    return asked | {"system": "linear", "options": {}}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_study_answers_as_its_job(name: str, engine, inputs, problem: Problem) -> None:
+    settings, asked = CASES[name]
+    words = ["study", name, *inputs, *(word for setting in settings for word in ("--set", setting))]
+    assert timeless(engine.json(*words)) == timeless(answered(name, problem, asked(problem)))
+
+
+def test_every_study_of_the_pages_has_a_command() -> None:
+    elsewhere = {"optimise", "launch", "calibrate", "verdict", "redundancy", "drift"}
+    assert set(STUDIES) == set(HANDLERS) - elsewhere | {"utilisation"} == {*CASES, "sweep", "utilisation"}
+    assert sorted_choices(small().workload) is False
+
+
+def test_a_sweep_is_over_a_training_step(engine, inputs, problem: Problem) -> None:
+    step = replace(problem, step=usual_step(problem.model, 4).model_copy(update={"routing": "recorded"}))
+    words = ["study", "sweep", *inputs, "--training", "usual", "--set", "kind=degree", "--set", "orders=interleaved"]
+    found = engine.json(*words, "--set", "values=1,2")
+    wanted = {"kind": "degree", "values": [1, 2], "settings": {"orders": ["interleaved"]}}
+    assert [row["point"]["value"] for row in found["candidates"]] == [1, 2, None]
+    assert timeless(found) == timeless(answered("sweep", step, {"sweep": wanted}))
+    assert usual_values("micro_op", step)[0] == 1 and usual_values("range", step)[0] == 0
+
+
+def test_utilisation_is_of_a_plan_for_two_models(engine, inputs, problem: Problem, tmp_path: Path) -> None:
+    pair = replace(problem, second=problem)
+    plan = run(SYSTEMS["linear"], pair).result.solution
+    (tmp_path / "two.json").write_text(plan.to_json())
+    words = [
+        "study",
+        "utilisation",
+        "--plan",
+        tmp_path / "two.json",
+        *inputs,
+        "--workload-b",
+        inputs[1],
+        "--model-b",
+        inputs[5],
+    ]
+    found = engine.json(*words)["models"]
+    parts = exclusive_and_colocated(plan, pair).parts
+    assert [row["seconds"] for row in found] == [part.seconds for part in parts]
+    assert [row["mean"] for row in found] == [part.mean for part in parts] and len(found[0]["gpu"]) == 4
+    assert "both colocated" in engine.text(*words)
+    assert "one plan for two models" in engine.refused("study", "utilisation", *inputs)
+
+
+def test_answers_in_words(engine, inputs, tmp_path: Path) -> None:
+    also = ["--also", tmp_path / "chains.npz"]
+    said = {
+        "affinity --set sizes=50 --set seeds=1 --set time_limit=0.1": "no placement keeps more than",
+        "contention": "as things are",
+        "curve --set field=network --set values=1,2 --set system=null": "Linear placement",
+        "capacity --set target=0.01 --set system=linear --set sizes=1": "built from 2 × type-0",
+        "matrix --set system=linear": "chains",
+    }
+    for words, text in said.items():
+        assert text in engine.text("study", *words.split(), *inputs, *(also if words[0] in "am" else [])), words
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("capacity", "study capacity needs --set target=…"),
+        ("capacity --set target=1 --set title=half", "the cluster has no part 'half'"),
+        ("contention --set noise=1", "study contention has no 'noise' (it has: none)"),
+        ("curve --set field=colour --set system=null", "study curve: field: Input should be"),
+        ("sensitivity --set share", "--set share: write KEY=VALUE"),
+        ("front --set points=many", "study front: points"),
+        ("matrix --set system=linear --set redundant=1", "redundant"),
+    ],
+)
+def test_what_cannot_be_studied_is_refused_in_a_line(words: str, said: str, engine, inputs) -> None:
+    assert said in engine.refused("study", *words.split(), *inputs)
+
+
+def test_drift_answers_as_its_job_and_its_table_ranks_policies(engine, inputs, problem: Problem, tmp_path) -> None:
+    words = ["drift", *inputs, "--parts", 3, "--system", "eplb", "--set", "algorithm=eplb"]
+    found = engine.json(*words)
+    asked = {"recordings": [problem.workload.digest], "parts": 3, "system": "eplb", "options": {"algorithm": "eplb"}}
+    job = answered("drift", problem, asked)["drift"]
+    assert {key: found[key] for key in job} == job and job["passes"] == PASSES and len(job["windows"]) == 2
+    assert found["best"] == job["policies"][0]["name"] and found["best"] in found["sentence"]
+    assert found["limit"] <= job["policies"][0]["total"] <= min(found["never"], found["always"])
+    text = engine.text(*words, "--deployed", "linear", "--passes", 2)
+    assert "deployed at first: linear; 2 passes a window" in text and "never move" in text and "limit: " in text
+    several = engine.json("drift", *inputs[:2], tmp_path / "chains.npz", inputs[1], *inputs[2:], *words[-4:])
+    assert [window["name"] for window in several["windows"]] == ["chains", "small"], "in the order given"
+    with pytest.raises(InputError, match="one recording is cut into windows; 2 were given"):
+        answered("drift", problem, asked | {"recordings": asked["recordings"] * 2})
+    with pytest.raises(InputError, match="by one of aurora, "):
+        answered("drift", problem, asked | {"system": "lancet"})
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--system", "eplb"], "3 to 64 windows, not 1"),
+        (["--system", "lancet", "--parts", "3"], "lancet does not plan inference of one model"),
+        (["--system", "eplb", "--training", "usual"], "inference of one model"),
+        (["--system", "eplb", "--parts", "3", "--set", "seedling=1"], "seedling"),
+    ],
+)
+def test_what_is_no_history_is_refused_in_a_line(more: list[str], said: str, engine, inputs) -> None:
+    assert said in engine.refused("drift", *inputs, *more)
