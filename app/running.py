@@ -24,6 +24,7 @@ TITLES = {
     "matrix": "Cross-workload score",
     "verdict": "Verdict",
     "redundancy": "Spare slots",
+    "drift": "Drift of traffic",
     "lina": "Lina at run time",
 }
 """Names of kinds of jobs on the pages."""

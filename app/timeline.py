@@ -11,7 +11,7 @@ from app.charts import gantt, theme
 from app.charts import step as step_charts
 from app.charts.theme import KIND_TITLES
 from app.optimise import serving_page, step
-from app.optimise.serving_page import check_cluster, served, serving_of
+from app.optimise.serving_page import served, serving_of
 from app.tables import plain
 from engine import units
 from engine.compare.figures import Metrics
@@ -137,7 +137,6 @@ MOST_GPUS = 8
 def show_serving(shown: dict[str, Plan], problem: Problem) -> bool:
     """Show the plans in the serving step, by name, the open one first; False, after saying why, if they cannot be served."""
     try:
-        check_cluster(problem)
         serving = serving_of(problem)
         comparison = serving_page.compare(problem, serving)
         steps = {name: served(plan, problem, serving) for name, plan in shown.items()}

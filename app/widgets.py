@@ -160,13 +160,14 @@ def placement_to_show(plan: Plan | None, problem: Problem) -> tuple[Placement, s
 def comparable(problem: Problem) -> Iterator[tuple[str, cached.Candidate]]:
     """The candidates that compare for the open problem, by id.
 
-    A front has a chart of its own, of which only the open plan counts; plans with another travel have another engine's times;
-    others do not fit.
+    A front has a chart of its own, of which only the open plan counts; plans with another travel have another engine's times,
+    unless they were free to choose it; others do not fit.
     """
     for id, candidate in cached.candidates().items():
         if candidate.plan.provenance.optimiser == "front" and id != state.session.plan:
             continue
-        if candidate.plan.travel == problem.travel and not why_not(candidate.plan, problem):
+        travels = candidate.plan.travel == problem.travel or candidate.plan.provenance.options.get("travel") == "free"
+        if travels and not why_not(candidate.plan, problem):
             yield id, candidate
 
 

@@ -68,9 +68,13 @@ with form:
 with actions:
     pressed = st.button("Run", type="primary", icon=":material/play_arrow:", disabled=not wanted)
     if pressed or (state.visit.take("run") and wanted):
-        chosen = deployed.planned_first(problem, wanted, options)
+        asked = {"systems": deployed.planned_first(problem, wanted, options)}
+        if aim in (goal.ONE, goal.STEP) and any(system.name == "best" for system in wanted):
+            asked |= {"knobs": True, **deployed.asked(problem)}
         with failing.saying():
-            state.add_plan_job(widgets.start_job_on(problem, "optimise", {"systems": chosen}).id)
+            if aim == goal.SERVE:
+                asked |= serving_page.arguments(problem)
+            state.add_plan_job(widgets.start_job_on(problem, "optimise", asked).id)
 
 
 @failing.fragment(run_every=1)

@@ -12,6 +12,7 @@ from engine import store
 from engine.cluster import Cluster
 from engine.compare.baseline import baseline_of
 from engine.compare.comparison import PlanRow
+from engine.compare.waterfall import Waterfall
 from engine.costs import choice as cost_choice
 from engine.errors import InputError
 from engine.jobs import kinds, runner
@@ -45,10 +46,12 @@ class Candidate:
 
 @dataclass(frozen=True, eq=False)
 class Planned:
-    """The plans of a job so far. refused: systems that cannot plan for this, by title, with the reason."""
+    """The plans of a job so far. refused: systems that cannot plan for this, by title, with the reason; waterfall: the knobs
+    that it has turned so far, if it does."""
 
     candidates: list[Candidate]
     refused: dict[str, str]
+    waterfall: Waterfall | None = None
 
 
 def candidates() -> dict[str, Candidate]:
@@ -182,8 +185,8 @@ def _planned(id: str, written: int, _job: runner.Job) -> Planned:
     answer = result_of(_job)
     if not isinstance(answer, OptimiseAnswer | FrontAnswer | SweepAnswer | ReplanAnswer):
         raise InputError(f"{_job.folder / RESULT} is damaged (it has no plans); run the job again")
-    refused = answer.refused if isinstance(answer, OptimiseAnswer) else {}
-    return Planned([_candidate(row) for row in answer.candidates], refused)
+    rows = [_candidate(row) for row in answer.candidates]
+    return Planned(rows, answer.refused, answer.waterfall) if isinstance(answer, OptimiseAnswer) else Planned(rows, {})
 
 
 def result_of(job: runner.Job) -> kinds.Answer | None:

@@ -1,6 +1,7 @@
 """The deployed plan: chosen by name, among the session's plans or from an engine's plan file; and its figures today."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import streamlit as st
 
@@ -61,6 +62,13 @@ def _is_planned(problem: Problem) -> bool:
     except InputError:  # experts do not fit: planning for it would say so once more
         return True
     return now.chosen or now.is_candidate
+
+
+def asked(problem: Problem) -> dict[str, Any]:
+    """The deployed plan for a job, if a person has chosen one."""
+    if problem.in_use is None:
+        return {}
+    return {"deployed": cached.baseline(problem).plan.model_dump(mode="json", exclude_none=True)}
 
 
 def receive() -> None:

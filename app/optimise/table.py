@@ -1,6 +1,7 @@
 """The table of the session's candidate plans: figures, proofs, and the cost of a move to each."""
 
 import math
+from contextlib import suppress
 from typing import Any
 
 import pandas as pd
@@ -9,12 +10,14 @@ import streamlit as st
 from app import cached, state, tables, verdict_line, widgets
 from app.charts import ranked as charts
 from app.charts import step as step_charts
+from app.charts import waterfall as waterfall_charts
 from app.optimise import goal
 from app.tables import plain
 from engine import units
 from engine.compare.figures import proof_of_plan, speedup
 from engine.errors import InputError
 from engine.problem import Problem
+from engine.store.problems import problem_arguments
 from engine.systems.lina import SCHEDULED
 
 MARK, PLAN, TIME, GAIN = 50, 124, 74, 80
@@ -220,6 +223,26 @@ def notes(row: pd.Series, made_for: dict[str, str]) -> None:
     st.markdown("\n".join(lines))
 
 
+def _knobs(problem: Problem, aim: str) -> None:
+    """The chart of the knobs that the newest job for what is open has turned. aim: of `goal`"""
+    absent = dict.fromkeys(("second", "in_use", "step", "graph", "travel"))
+    about, dark = absent | problem_arguments(problem), st.context.theme.type == "dark"
+    for job in cached.jobs(state.session.plan_jobs):
+        if {name: job.request.arguments.get(name) for name in about} != about:
+            continue
+        with suppress(InputError):  # a damaged result; the panel of the job says so
+            if turned := cached.answer_of(job).waterfall:
+                widgets.chart(waterfall_charts.waterfall(turned, dark, not job.state.finished), "waterfall")
+                text = "Turned one after another from what is deployed, each on top of those before it; simulated."
+                if aim == goal.ONE:
+                    text += (
+                        " The floor is for plain sends and tokens that go home. For a plan with unequal slots or copies set "
+                        "Experts per GPU and Spare slots of Best of all under Options."
+                    )
+                st.caption(text)
+                return
+
+
 def show_candidates(problem: Problem, aim: str) -> None:
     """The table, the notes on the open plan, and the way on. aim: of `goal`."""
     table = rows(problem)
@@ -229,6 +252,7 @@ def show_candidates(problem: Problem, aim: str) -> None:
             st.info("No plan for these inputs yet: choose systems and press Run.", icon=":material/info:")
         return
     shown = table[table["id"] == state.session.plan]
+    _knobs(problem, aim)
     if aim == goal.STEP:
         decomposition(table, problem)
     else:

@@ -119,6 +119,11 @@ TERMS = {
         "ExFlow §V-C, §V-D",
         ("kept on GPU", "kept on node", "stays on its GPU"),
     ),
+    "knob": Term(
+        "A choice of a plan that can be changed by itself: placement, experts per GPU, copies, execution, send order. Turned "
+        "alone it may save more, or less, than on top of others.",
+        "Switchyard; see docs/best.md",
+    ),
     "matched order": Term(
         "Sends in phases in which each GPU sends to one other and receives from one other, so that no two meet at a port.",
         "Aurora §4.2, Algorithm 1",
@@ -208,9 +213,9 @@ PAGES = {
         "Workload": "routing log, traffic matrix, popularity, skew, affinity, all-to-all, dispatch, combine",
         "Cluster": "all-to-all, all-reduce, α–β cost, roofline",
         "Affinity": "affinity, routing log, kept local, placement, replica, bound, all-to-all",
-        "Optimise": "placement, slot, replica, RCS, SJF, RGA, REC, matched order, joint order, shared order, two-tier order, "
-        "context-coherent, colocation, bound, gap, balancedness, overload factor, kept local, migration, held out, exposed "
-        "communication, weight gradient, capacity factor",
+        "Optimise": "knob, placement, slot, replica, RCS, SJF, RGA, REC, matched order, joint order, shared order, two-tier "
+        "order, context-coherent, colocation, bound, gap, balancedness, overload factor, kept local, migration, held out, "
+        "exposed communication, weight gradient, capacity factor",
         "Timeline": "gate, dispatch, combine, aggregate, all-gather, all-reduce, weight gradient, critical path, bound, "
         "exposed communication, overlap, GPU utilisation, overload factor",
         "What-if": "contention, micro-op, pipeline degree, partition range, exposed communication, overlap, bound",

@@ -7,7 +7,17 @@ import argparse
 from itertools import chain
 from pathlib import Path
 
-from engine.cli.arguments import SEVERAL, Commands, add_cluster, add_command, add_inputs, add_options, add_step, add_travel
+from engine.cli.arguments import (
+    SEVERAL,
+    Commands,
+    add_beside,
+    add_cluster,
+    add_command,
+    add_inputs,
+    add_options,
+    add_step,
+    add_travel,
+)
 from engine.systems import FILES
 
 WRITERS = ("npz", "npy", "csv", "parquet", "loads-csv", "moe-balance", "sglang-statistics", "lmdeploy", "sglang-recorder")
@@ -106,8 +116,9 @@ def _synthetic(commands: Commands) -> None:
         ),
         "--skew S": "exponent of the power law of popularity, 0: all alike (default: 1)",
         "--affinity A": "the probability that a token goes on to the experts that follow its own (default: 0.5)",
+        "--drift D": "how far popularity wanders from step to step, 0: not at all, 1: each step is drawn anew (default: 0)",
         "--tokens N": ("default: 16384", {"default": 16_384}),
-        "--steps N": "steps of a preset, which w6 and w7 tell apart (default: 12)",
+        "--steps N": "steps of a drift, and of a preset, of which w6 and w7 tell them apart (default: 12)",
         "--seed N": ("default: 0", {"default": 0}),
     }
     add_options(command, options)
@@ -127,10 +138,12 @@ def _plan(commands: Commands) -> None:
         "--in-use PLAN": "the plan that is deployed now, for what a move costs",
         "--serving STEP": "plan for the tokens of a serving step (its JSON), with the routing of the recording",
         "--set KEY=VALUE": (None, SEVERAL | {"dest": "settings"}),
+        "--waterfall": "also turn the knobs of one model one by one, from what is deployed: what each saves, and what is left",
         "--dask ADDRESS": "run the systems on a Dask cluster: the address of its scheduler, tcp://… (default: SWITCHYARD_DASK)",
         "-o --output plan.json": "where the (best) plan goes",
     }
     add_options(command, options)
+    add_beside(command)
 
     command = add_command(commands, "plan", "graph", "the operators of a training step, their sizes and times")
     add_inputs(command, required=True)
@@ -159,6 +172,30 @@ def _serve(commands: Commands) -> None:
     add_travel(command, "as the plan says")
 
 
+def _size(commands: Commands) -> None:
+    command = add_command(
+        commands, "size", "size", "the cheapest clusters, with plans, of node types with a price for a target"
+    )
+    required = {
+        "--workload FILE[::NAME]": ("recordings of the model; the slowest counts", {"nargs": "+", "action": "extend"}),
+        "--model FILE": "model JSON, Hugging Face config.json, or a catalogue name",
+        "--catalogue FILE": "node types with their prices and how many can be had, as JSON",
+        "--target T": (
+            "such as '50 ms a token', 'first token in 2 s', '20000 tokens/s at 512 sequences', 'at most $40 an hour'",
+            {"type": str},
+        ),
+    }
+    add_options(command, required, required=True)
+    options = {
+        "--front N": "so many clusters, each for a fifth less time than the last one takes",
+        "--cost SOURCE": ("as for plan (default: datasheet)", SEVERAL),
+        "-o --output FOLDER": "where the clusters and plans that meet it go",
+    }
+    add_options(command, options)
+    add_step(command, required=False)
+    add_travel(command, "copies")
+
+
 def _verdict(commands: Commands) -> None:
     command = add_command(commands, "judgement", "verdict", "do it, try it, not now, or cannot say yet: is a plan worth it?")
     command.add_argument("plan", type=Path)
@@ -184,6 +221,56 @@ def _redundancy(commands: Commands) -> None:
     options = {
         "--algorithm": ("of replicas; eplb: DeepSeek's greedy, to the letter", algorithms),
         "--groups N": (groups, {"default": 1}),
+    }
+    add_options(command, options)
+
+
+STUDIES = {
+    "affinity": "tokens that a plan by affinity needs, and other recordings (--also) that it is scored on",
+    "sweep": "a training step (--training) by kind=micro_op, degree or range, over values",
+    "sensitivity": "a plan's time with everything a share less and more",
+    "curve": "a plan over a whole range of one field=network, compute, latency, contention, tokens, width or noise",
+    "contention": "from which contention on ordering sends pays",
+    "imprecision": "plans on traffic of which so large levels are noise",
+    "capacity": "how many GPUs a target in seconds takes",
+    "replan": 'a plan for a change, such as {"network": 2}',
+    "front": "plans between balance and affinity",
+    "matrix": "one plan a recording (--also), scored on every recording",
+    "lina": "Lina's two phases by lengths of paths; learnt from --also or the first half",
+    "utilisation": "GPUs under a plan for two models, with each alone and with both",
+}
+
+
+def _study(commands: Commands) -> None:
+    command = add_command(commands, "study", "study", "the studies of the pages: the same questions, the same answers")
+    command.add_argument("study", choices=list(STUDIES), help="; ".join(f"{name}: {text}" for name, text in STUDIES.items()))
+    several = {"nargs": "+", "action": "extend", "dest": "plans", "default": []}
+    add_options(command, {"--plan FILE": ("a plan to study; of several, curve draws all (default: the baseline)", several)})
+    add_inputs(command, required=False)
+    add_travel(command, "the plan's own, or copies")
+    options = {
+        "--also FILE[::NAME]": ("another recording of the model; may be given several times", SEVERAL),
+        "--in-use PLAN": "the plan that is deployed now",
+        "--set KEY=VALUE": (
+            "a field of the study, or an option of the system that it runs; lists with commas, as in levels=0,0.25,0.5",
+            SEVERAL | {"dest": "settings"},
+        ),
+    }
+    add_options(command, options)
+    command.set_defaults(serving=None)
+
+
+def _drift(commands: Commands) -> None:
+    command = add_command(commands, "study", "drift", "how a plan ages over recordings in order of time, and when moving pays")
+    add_inputs(command, required=True, several=True)
+    add_travel(command, "copies")
+    add_step(command, required=False)
+    command.add_argument("--system", required=True, choices=[*dict.fromkeys(chain(*FILES.values()))])
+    options = {
+        "--parts N": "cut one recording into so many windows, in order of time",
+        "--passes N": ("passes (with --serving: steps) of a window (1000)", {"default": 1000}),
+        "--deployed FILE": "what runs at first, as for verdict (default: the plan that the system makes of the first window)",
+        "--set KEY=VALUE": ("an option of the system", SEVERAL | {"dest": "settings"}),
     }
     add_options(command, options)
 
@@ -330,8 +417,11 @@ GROUPS = (
     _plan,
     _simulate,
     _serve,
+    _size,
     _verdict,
     _redundancy,
+    _study,
+    _drift,
     _export,
     _launch,
     _devices,

@@ -130,6 +130,7 @@ def new_problem(options: argparse.Namespace) -> Problem:
         second=read_second(options, model),
         others=tuple(at_step(read_recording(file, model)) for file in options.also),
         travel=read_travel(options),
+        serving_step=formats.read_document(ServingStep, options.serving) if options.serving else None,
         **read_step(options, model, cluster),
     )
     for recording in (problem.workload, *problem.others):
@@ -183,7 +184,8 @@ def problem_of(options: argparse.Namespace, plan: Plan) -> Problem:
     cluster = cluster_of(options, plan)
     inputs, second = plan.provenance.inputs, second_of(options, plan, model)
     step = read_step(options, model, cluster)
-    for role, kind in (("step", TrainingStep), ("graph", OperatorGraph)):
+    own = () if options.workload else (("serving_step", ServingStep),)  # another recording is as it was recorded
+    for role, kind in (("step", TrainingStep), ("graph", OperatorGraph), *own):
         if role not in step and role in inputs:
             step[role] = store.load_document(kind, inputs[role])
     return make_problem(workload, cluster, model, read_cost(options, cluster), second, **step)

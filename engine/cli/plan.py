@@ -3,19 +3,23 @@
 import argparse
 import os
 import sys
+from dataclasses import replace
 from typing import Any
 
 from engine import parallel
 from engine.cli.inputs import new_problem, split_setting
+from engine.cli.judgement import read_serving
 from engine.cli.output import OVERLOAD, answer, columns, gap, overload, progress, stopped_by_signals, write
+from engine.compare.baseline import baseline_of
 from engine.compare.comparison import Choice, Comparison
 from engine.compare.sensitivity import describe_graph, operators_of
+from engine.compare.waterfall import Knobs, waterfall
 from engine.errors import InputError, one_line
 from engine.goal import Goal
 from engine.problem import Problem
 from engine.result import Status
 from engine.store.problems import save_inputs
-from engine.systems import named_for, systems_for
+from engine.systems import SYSTEMS, named_for, systems_for
 from engine.units import quantity, seconds, share, size
 from engine.validate import refuse_broken
 
@@ -25,11 +29,15 @@ INFEASIBLE = 3
 def run_plan(options: argparse.Namespace) -> int:
     problem = new_problem(options)
     choices = _choices(options, problem)
+    if options.waterfall and problem.goal is Goal.TWO_MODELS:
+        raise InputError("--waterfall turns the knobs of one model; leave --workload-b out")
+    if options.serving and any(system.name == "best" for system, _ in choices):
+        problem = _judged_by_step(problem, options)
     save_inputs(problem)
     if options.dask:
         os.environ[parallel.ADDRESS] = options.dask
     with stopped_by_signals() as stop:  # to the end: a second signal must not lose the plan
-        comparison, plans, lost = Comparison(problem), [], None
+        comparison, plans, lost, turned = Comparison(problem), [], None, []
         with progress() as report:
             try:
                 for outcome in comparison.run(choices, stop, report):
@@ -38,6 +46,14 @@ def run_plan(options: argparse.Namespace) -> int:
                 if not plans:
                     raise
                 lost = error
+            if options.waterfall and plans and not lost:
+                best = SYSTEMS["best"]
+                own = best.settings(next((chosen for system, chosen in choices if system is best), {}))
+                knobs = Knobs.of(own, problem)
+                try:
+                    turned = list(waterfall(problem, baseline_of(problem), plans, knobs, stop, report))
+                except InputError as error:  # contiguous blocks do not fit, but a plan does
+                    print(f"the knobs cannot be turned from what is deployed: {one_line(error)}", file=sys.stderr)
         for title, reason in comparison.refused.items():
             print(f"{title} cannot plan for this: {one_line(reason)}", file=sys.stderr)
         if not plans:
@@ -53,10 +69,25 @@ def run_plan(options: argparse.Namespace) -> int:
             | {"name": plan.name, "system": plan.provenance.optimiser, "id": plan.id}
             for candidate, plan in ranked
         ]
-        answer(options, {"plans": rows, "saved": str(options.output) if options.output else None}, _plans_as_text)
+        content = {"plans": rows, "saved": str(options.output) if options.output else None}
+        if turned:
+            content["waterfall"] = turned[-1].model_dump(mode="json") | {"in_words": turned[-1].in_words}
+        answer(options, content, _plans_as_text)
         if lost:
             raise lost
         return INFEASIBLE if fastest.status == Status.INFEASIBLE.value else 0
+
+
+def _judged_by_step(problem: Problem, options: argparse.Namespace) -> Problem:
+    """The problem with the step of --serving, by which `best` chooses its plan, if the sizes of the model are known."""
+    try:
+        serving, notes = read_serving(options, problem)
+    except InputError as error:
+        print(f"note: best chooses by the MoE layers of the step alone: {error}", file=sys.stderr)
+        return problem
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    return replace(problem, judged_by=serving)
 
 
 def _choices(options: argparse.Namespace, problem: Problem) -> list[Choice]:
@@ -116,6 +147,14 @@ def _plans_as_text(answer: dict[str, Any]) -> str:
     lines = [columns(answer["plans"], cells) + explained]
     for plan in answer["plans"]:
         lines += [f"{plan['name']}: {about}: {quantity(**note)}" for about, note in plan["notes"].items()]
+    if turned := answer.get("waterfall"):
+        rows = [{"knob": "deployed", "alone": None, "after": turned["deployed"]}, *turned["rows"]]
+        cells = {
+            "knob": "knob",
+            "after": lambda row: seconds(row["after"]),
+            "alone": lambda row: "—" if row["alone"] is None else seconds(row["alone"]),
+        }
+        lines += ["", columns(rows, cells), turned["in_words"]]
     if answer["saved"]:
         lines.append(f"saved the fastest plan: {answer['saved']}")
     return "\n".join(lines)

@@ -1,11 +1,11 @@
 """Jobs that judge plans on recordings that these were not made from."""
 
-from pathlib import Path
-
 from pydantic import field_validator
 
 from engine import store
+from engine.compare.drift import PASSES, Drift, drift, in_parts
 from engine.compare.evidence import Evidence, Thresholds
+from engine.compare.held_out import Maker
 from engine.compare.judge import Judge, Serving
 from engine.compare.redundancy import (
     Knee,
@@ -19,33 +19,14 @@ from engine.compare.redundancy import (
 )
 from engine.compare.verdict import Judgement, evidence_of
 from engine.errors import InputError
+from engine.goal import Goal
 from engine.jobs import runner
 from engine.jobs.kinds import Answer, Document
 from engine.jobs.protocol import Context, replace_result
-from engine.jobs.tasks import ProblemAsk
+from engine.jobs.tasks import ProblemAsk, ServingAsk
 from engine.plan import Plan
 from engine.problem import Problem
-from engine.schema import Frozen
-from engine.serving.aiconfigurator import choose_operators
-from engine.serving.roofline import RooflineOperators
-from engine.serving.sizes import TransformerSizes
-from engine.serving.step import ServingStep
-
-
-class ServingAsk(Frozen):
-    """The step in which plans are judged; config: path of a `config.json` with the operators of a real model, or None."""
-
-    step: ServingStep
-    sizes: TransformerSizes
-    config: Path | None = None
-
-    def serving(self, problem: Problem) -> Serving:
-        """The step on the problem's first GPU."""
-        gpu = problem.cluster.gpus[0]
-        if self.config is None:
-            return Serving(self.step, RooflineOperators(problem.model, self.sizes, gpu), self.sizes)
-        source, _ = choose_operators(self.config, problem.model, self.sizes, gpu, self.step)
-        return Serving(self.step, source, self.sizes)
+from engine.systems import systems_for
 
 
 class JudgedAsk(ProblemAsk):
@@ -149,4 +130,42 @@ def redundancy_study(ask: RedundancyAsk, context: Context) -> RedundancyAnswer:
         context.keep(answer)
     if len(answer.points) == answer.of:
         answer = answer.model_copy(update={"knee": knee(answer.points)})
+    return answer
+
+
+class DriftAsk(JudgedAsk):
+    """recordings: windows in order of time; parts: into which the one recording is cut, None: it is not
+
+    deployed: the plan at first; None: the one that the system makes of the first window
+    passes: of every window
+    """
+
+    parts: int | None = None
+    system: str
+    options: Document
+    deployed: Plan | None = None
+    passes: int = PASSES
+
+
+class DriftAnswer(Answer):
+    """The windows judged so far; None before there is one."""
+
+    drift: Drift | None = None
+
+
+def drift_study(ask: DriftAsk, context: Context) -> DriftAnswer:
+    """Find when moving to new plans pays over a history."""
+    problem, windows = ask.problem(), [store.load_workload(digest) for digest in ask.recordings]
+    if ask.parts is not None:
+        if len(windows) != 1:
+            raise InputError(f"one recording is cut into windows; {len(windows)} were given")
+        windows = in_parts(windows[0], ask.parts)
+    systems = systems_for(problem)
+    if problem.goal is not Goal.INFERENCE or ask.system not in systems:
+        raise InputError(f"drift is studied for inference of one model, by one of {', '.join(systems)}")
+    maker = Maker(systems[ask.system], systems[ask.system].settings(ask.options), problem)
+    answer, judge = DriftAnswer(), Judge(problem, ask.judged_step(problem))
+    for found in drift(judge, windows, maker, ask.deployed, ask.passes, context.stop, context.report):
+        answer = DriftAnswer(drift=found)
+        context.keep(answer)
     return answer

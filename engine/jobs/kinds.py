@@ -33,6 +33,7 @@ HANDLERS = {
     "matrix": "engine.jobs.scores:score_matrix",
     "verdict": "engine.jobs.judgements:verdict",
     "redundancy": "engine.jobs.judgements:redundancy_study",
+    "drift": "engine.jobs.judgements:drift_study",
     "lina": "engine.jobs.scores:lina_study",
 }
 """The only work that a job can do: `module:function` by kind."""

@@ -4,23 +4,34 @@ worker that waits has no need of problems."""
 import contextlib
 import math
 import threading
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from pydantic import Field
 
 from engine import store
+from engine.compare.baseline import baseline_of
 from engine.compare.comparison import Candidate, Comparison
+from engine.compare.waterfall import USUAL, Knobs, Waterfall, waterfall
 from engine.errors import InputError
+from engine.goal import Goal
 from engine.jobs import runtimes
 from engine.jobs.kinds import Answer, Ask, Document
 from engine.jobs.protocol import Context
+from engine.plan import Plan
 from engine.problem import Problem
 from engine.provenance import metrics_digests, simulation_digest
 from engine.schema import Frozen
+from engine.serving.aiconfigurator import choose_operators_of
+from engine.serving.sizes import TransformerSizes
+from engine.serving.step import ServingStep
 from engine.simulate.compile_ahead import compile_ahead
+from engine.simulate.serving import Serving
 from engine.store.problems import problem_from
 from engine.systems import named_for
-from engine.systems.base import Outcome
+from engine.systems.base import Outcome, Report
+from engine.systems.pieces import TIE
 
 
 class ProblemAsk(Ask):
@@ -40,6 +51,7 @@ class ProblemAsk(Ask):
     step: Document | None = None
     graph: Document | None = None
     travel: Document | None = None
+    serving_step: Document | None = None
 
     def problem(self) -> Problem:
         """The problem with its recordings. Raises InputError if one is lost or a part does not fit."""
@@ -54,52 +66,117 @@ class ChosenSystem(Frozen):
     options: Document = Field(default_factory=dict)
 
 
+class ServingAsk(Frozen):
+    """The step in which plans are judged; config: path of a `config.json` with the operators of a real model, or None."""
+
+    step: ServingStep
+    sizes: TransformerSizes
+    config: Path | None = None
+
+    def serving(self, problem: Problem) -> Serving:
+        """The step on the problem's cluster."""
+        source, _ = choose_operators_of(self.config, problem.model, self.sizes, problem.cluster, self.step)
+        return Serving(self.step, source, self.sizes)
+
+
 class OptimiseAsk(ProblemAsk):
-    """Systems to run on a problem."""
+    """Systems to run on a problem.
+
+    serving: the step by which `best` chooses; None: by the pass
+    knobs: True to turn the knobs of one model, as far as the options of `best` say
+    deployed: the plan that they are turned from; None: the usual one
+    """
 
     systems: tuple[ChosenSystem, ...]
+    serving: ServingAsk | None = None
+    knobs: bool = False
+    deployed: Plan | None = None
 
 
 class OptimiseAnswer(Answer):
-    """Candidates in the order in which their systems were asked for; refused: by title, why a system cannot plan for this."""
+    """Candidates in the order in which their systems were asked for.
+
+    refused: by title, why a system cannot plan for this
+    waterfall: the knobs turned so far; None: they were not asked for, or none is yet
+    """
 
     candidates: tuple[Candidate, ...] = ()
     refused: dict[str, str] = Field(default_factory=dict)
+    waterfall: Waterfall | None = None
 
 
 def optimise(ask: OptimiseAsk, context: Context) -> OptimiseAnswer:
-    """Run systems: baselines first, since gains are counted from them, then the others, soonest done first.
+    """Run systems: baselines first, since gains are counted from them, then the others, soonest done first, and `best` last.
+    Before it the knobs are turned, if they are asked for, and once more if it finds a faster plan than they do.
 
     Raises InputError if none of them can plan for this.
     """
     problem = ask.problem()
+    if ask.serving is not None:
+        problem = replace(problem, judged_by=ask.serving.serving(problem))
     registry = named_for(problem)
     choices = [(registry[choice.name], choice.options) for choice in ask.systems]
     timed = [(runtimes.estimate(problem, system, options), (system, options)) for system, options in choices]
-    timed.sort(key=lambda pair: (not pair[1][0].baseline, math.inf if pair[0] is None else pair[0]))
+    timed.sort(key=lambda pair: (not pair[1][0].baseline, pair[1][0].name == BEST, math.inf if pair[0] is None else pair[0]))
     choices, seconds = [choice for _, choice in timed], [seconds for seconds, _ in timed]
-    comparison = Comparison(problem)
+    comparison, turned = Comparison(problem), None
     # Loading the compiled simulation takes half a second, which whoever stops a job should not wait for.
     threading.Thread(target=compile_ahead, daemon=True).start()
-    report = partial(context.report, expected=runtimes.expected(seconds))
+    report = _Rising(partial(context.report, expected=runtimes.expected(seconds)))
+    best = next((options for system, options in choices if system.name == BEST), {})
+    turning = ask.knobs and problem.goal is not Goal.TWO_MODELS
+
+    def turn() -> Waterfall | None:
+        """Turn the knobs with the plans so far; keeps every one."""
+        found, latest = [row.plan for row in comparison.candidates], None
+        with contextlib.suppress(InputError):  # what is deployed does not fit, or an option cannot be, as the table says
+            deployed = baseline_of(problem, ask.deployed)
+            knobs = USUAL if problem.goal is Goal.TRAINING else Knobs.of(registry[BEST].settings(best), problem)
+            for latest in waterfall(problem, deployed, found, knobs, context.stop, report.standing):
+                context.keep(_as_asked(comparison, ask, latest))
+        return latest
+
     for system, _ in choices[:1]:
         report(0.0, f"{system.title}: started")
     known = seconds if None not in seconds else None
     for outcome in comparison.run(choices, context.stop, report, known):
-        context.keep(_as_asked(comparison, ask))
+        context.keep(_as_asked(comparison, ask, turned))
         if not context.stop():  # a timeline of a hurried end is simulated again
             with contextlib.suppress(InputError):  # a full disk: pages simulate it again
                 _keep(outcome, comparison)
+        others_are_there = len(comparison.candidates) + len(comparison.refused) >= sum(each.name != BEST for each, _ in choices)
+        gains = not turned or outcome.result.objective < turned.total * (1 - TIE)
+        if turning and others_are_there and gains and not context.stop():
+            turned = turn() or turned
     if comparison.refused and not comparison.candidates:
         raise InputError(next(iter(comparison.refused.values())))
-    return _as_asked(comparison, ask)
+    return _as_asked(comparison, ask, turned)
 
 
-def _as_asked(comparison: Comparison, ask: OptimiseAsk) -> OptimiseAnswer:
-    """The candidates so far, in the order in which systems were asked for."""
+BEST = "best"
+"""Name of the system that is run last, and with which the knobs are turned."""
+
+
+class _Rising:
+    """Reports of a job whose share done never falls."""
+
+    def __init__(self, report: Report) -> None:
+        self.report, self.done = report, 0.0
+
+    def __call__(self, done: float, *told: object) -> None:
+        self.done = max(self.done, done)
+        self.report(self.done, *told)
+
+    def standing(self, done: float, message: str, *told: object) -> None:
+        """A report of work that is no part of the whole, and of no plan of the job."""
+        self.report(self.done, message)
+
+
+def _as_asked(comparison: Comparison, ask: OptimiseAsk, turned: Waterfall | None) -> OptimiseAnswer:
+    """The candidates so far, in the order in which systems were asked for, and the knobs."""
     places = {choice.name: place for place, choice in enumerate(ask.systems)}
     rows = sorted(comparison.candidates, key=lambda row: places[row.plan.provenance.optimiser])
-    return OptimiseAnswer(candidates=tuple(rows), refused=dict(comparison.refused))
+    return OptimiseAnswer(candidates=tuple(rows), refused=dict(comparison.refused), waterfall=turned)
 
 
 def _keep(outcome: Outcome, comparison: Comparison) -> None:

@@ -16,9 +16,11 @@ from app.charts import ranked as charts
 from app.charts import step as step_charts
 from app.charts import workload as workload_charts
 from app.charts.theme import KIND_COLOURS
+from app.charts.waterfall import waterfall
 from app.tables import plain
 from engine.catalogue import cluster_presets, gpu_types, model_presets
 from engine.compare.figures import Metrics, metrics
+from engine.compare.waterfall import Turn, Waterfall
 from engine.costs import Datasheet
 from engine.problem import Problem, make_problem
 from engine.simulate.events import EventLog
@@ -243,7 +245,7 @@ NAMES, TIMES, BOUNDS = ["slow", "<b>fast</b>", "deployed one"], [3.0, 1.0, 2.0],
 
 
 def trace(figure, begin: str):
-    return next(trace for trace in figure.data if trace.name.startswith(begin))
+    return next(trace for trace in figure.data if (trace.name or "").startswith(begin))
 
 
 def names_in(figure) -> list[str]:
@@ -304,6 +306,45 @@ def test_of_a_hundred_plans_the_fastest_are_drawn_and_what_is_deployed_and_open(
     assert figure.layout.height < 800
 
 
+TURNED = Waterfall(
+    deployed=2.0,
+    rows=[
+        Turn(knob="Placement", alone=1.5, after=1.5),
+        Turn(knob="<b>Copies</b>, 1 spare slot", after=1.5),
+        Turn(knob="Send order", alone=2, after=1),
+    ],
+    floor=0.8,
+)
+
+
+def test_the_knobs_fall_from_what_is_deployed_to_the_floor():
+    figure = waterfall(TURNED, so_far=False)
+    (steps,) = (trace for trace in figure.data if trace.type == "waterfall")
+    assert list(steps.x) == [2, -0.5, 0, -0.5, 1] and list(steps.measure) == ["absolute", *["relative"] * 3, "total"]
+    assert names_in(figure) == [
+        "Deployed",
+        "Placement",
+        "&lt;b&gt;Copies&lt;/b&gt;, 1 spare slot",
+        "Send order",
+        "All knobs",
+        "Left at most",
+    ]
+    beside = [note.text.strip() for note in figure.layout.annotations if note.yanchor != "bottom"]
+    assert beside == ["2 s", "−500 ms", "0", "−500 ms", "1 s", "25 %"]
+    (left,) = (trace for trace in figure.data if trace.type == "bar")
+    alone = trace(figure, "This knob alone")
+    assert (list(left.base), list(left.x)) == ([0.8], [pytest.approx(0.2)]) and list(alone.x) == [1.5, 2]
+    assert set(trace(figure, "Floor, 800 ms").x) - {None} == {0.8}
+    assert figure.layout.title.text == TURNED.in_words and "<b>" not in str(figure.to_dict())
+
+
+def test_knobs_so_far_and_knobs_without_a_floor_say_no_more_than_is_known():
+    figure = waterfall(TURNED.model_copy(update={"floor": None}), so_far=True)
+    assert names_in(figure)[-1] == "Knobs so far" and not [trace for trace in figure.data if "Floor" in (trace.name or "")]
+    assert figure.layout.title.text == "Placement saves 500 ms of 2 s, send order 500 ms so far"
+    assert waterfall(Waterfall(deployed=0.0)).layout.xaxis.range == (0, 1)
+
+
 EVENTS = [
     (0, "compute", 0.0, 2.0, "dense", 0, 0, -1, 0.0),
     (0, "network", 1.0, 4.0, "dispatch", 0, 0, -1, 8e6),
@@ -358,7 +399,7 @@ def test_bars_of_a_plan_add_up_to_its_time_with_its_bound_and_the_title_says_wha
     bounds = [metrics.order_bound * 1e3 for metrics in figures.values() for _ in "ab"]
     assert trace.line.dash == "dash" and [at for at in trace.x if at is not None] == pytest.approx(bounds)
     first, second = (annotation.text for annotation in figure.layout.annotations)
-    assert first == "Lancet: 90.8 ms, bound 75 ms, +21 %" and second.startswith("DeepSpeed (no overlap): ")
+    assert first == "Lancet: 90.8 ms, bound 84.5 ms, +7.5 %" and second.startswith("DeepSpeed (no overlap): ")
     assert step_charts.decomposition(figures).layout.title.text == "Lancet waits 15 % of its 90.8 ms for the network"
 
 

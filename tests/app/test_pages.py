@@ -24,7 +24,7 @@ from engine.cluster import Cluster
 from engine.errors import InputError
 from engine.store import database, team
 from engine.workload import RoutingTrace
-from tests.cases.pages import PAGES, buttons, open_sample, plan_the_sample, press, run, said, studio, visit
+from tests.cases.pages import PAGES, buttons, open_sample, plan_the_sample, press, run, said, studio, titles, visit
 from tests.cases.reviews import fill, link, review_of, save
 from tests.cases.sessions import JOB, TOKEN
 from tests.faults import failing
@@ -48,15 +48,17 @@ def test_every_page_with_the_sample_and_then_with_a_training_step(sample: AppTes
 
 
 def test_the_pages_of_a_finished_plan(planned: AppTest) -> None:
-    assert len(planned.dataframe[0].value) == 4
+    assert len(planned.dataframe[0].value) == 5
     assert planned.dataframe[0].value["Plan"].tolist()[:2] == ["Linear placement", "Aurora"]
+    (first, *_), (said_first,) = titles(planned), titles(planned, "waterfall")
+    assert first == said_first and first.startswith("Placement saves ") and first.endswith("is left (proven)")
     for page in ("timeline", "launch", "workload"):
         visit(planned, page)
         assert not planned.error
     visit(planned, "timeline")
     assert {metric.label for metric in planned.metric} >= {"Simulated pass", "Exposed communication", "GPU utilisation"}
     again = visit(studio(session=planned.query_params["session"]), "optimise")
-    assert len(again.dataframe[0].value) == 4, "found again by its address"
+    assert len(again.dataframe[0].value) == 5 and titles(again)[0] == first, "found again by its address"
     # A plan for another cluster is not shown as if it fitted.
     planned.session_state["cluster"] = cluster_presets()["exflow-4-nodes"].cluster
     visit(planned, "optimise")

@@ -55,7 +55,7 @@ def test_a_newcomer_plans_the_sample_with_one_click(
     assert app.header[0].value == "Optimise" and "Run" in buttons(app)
     ((kind, asked),) = started
     assert (kind, asked["systems"]) == ("optimise", planned.request.arguments["systems"])
-    assert len(app.run().dataframe[0].value) == 4 and app.session_state["plan_jobs"] == [planned.id]
+    assert len(app.run().dataframe[0].value) == 5 and app.session_state["plan_jobs"] == [planned.id]
     assert len(started) == 1, "it runs once"
     assert not welcomes(visit(app, "workload"))
 
@@ -112,7 +112,9 @@ def test_each_step_has_its_words_and_leads_to_the_next_and_the_end_is_kept(sampl
 
 
 PAPERS = ("Aurora", "ExFlow", "Lancet", "Lina", "PipeMoE")
-ELSEWHERE = "balancedness contention critical_path gap held_out overload_factor persistence rank roofline slot two-tier_order"
+ELSEWHERE = (
+    "balancedness contention critical_path gap held_out knob overload_factor persistence rank roofline slot two-tier_order"
+)
 ELSEWHERE = {word.replace("_", " ") for word in ELSEWHERE.split()}
 """Words that none of the five papers has."""
 SHOWN = {"Optimise": "systems", "Cluster": "costs"}

@@ -12,6 +12,7 @@ from engine.jobs import runtimes, tasks
 from engine.jobs.protocol import Context, Progress
 from engine.jobs.runtimes import Run, estimate, expected, note, noted, run_of, shipped
 from engine.problem import Problem
+from engine.serving.sizes import usual_serving, usual_sizes
 from engine.store.problems import problem_arguments, save_recordings
 from engine.systems import SYSTEMS, TRAINING, run
 from tests.benchmarks import bench_runtimes
@@ -133,6 +134,15 @@ def test_a_job_takes_what_its_systems_take_side_by_side(monkeypatch):
     assert expected([1.0, None]) is None and expected([]) is None
 
 
+def test_a_job_of_a_serving_step_has_best_choose_by_it(problem, own_data_folder):
+    save_recordings(problem)
+    serving = {"step": usual_serving().model_dump(mode="json"), "sizes": usual_sizes(problem.model).model_dump(mode="json")}
+    systems = [{"name": "best", "options": {"time_limit": 0.1, "order": "concurrent"}}]
+    ask = problem_arguments(problem) | {"systems": systems, "serving": serving}
+    (row,) = in_json(tasks.optimise)(ask, Context(own_data_folder))["candidates"]
+    assert row["notes"]["compared by"]["value"] == "the whole step of serving"
+
+
 def test_a_job_runs_baselines_first_and_what_is_soonest_done_before_the_rest(problem, own_data_folder):
     save_recordings(problem)
     context = Context(own_data_folder)
@@ -147,6 +157,25 @@ def test_a_job_runs_baselines_first_and_what_is_soonest_done_before_the_rest(pro
     assert all(report.expected and report.expected > 0 for report in reports)
     shares = [report.done for report in reports if report.message.startswith("ExFlow")]
     assert min(shares) < 0.3, "what takes longest is the largest part"
+
+
+def test_a_job_turns_the_knobs_before_best_and_its_share_never_falls(problem, own_data_folder, monkeypatch):
+    save_recordings(problem)
+    context, kept = Context(own_data_folder), []
+    monkeypatch.setattr(Context, "keep", lambda self, answer: kept.append(answer))
+    best = {"name": "best", "options": {"time_limit": 0.1}}
+    asked = {"systems": [best, {"name": "linear"}, {"name": "aurora"}], "knobs": True}
+    result = tasks.OptimiseAnswer(**in_json(tasks.optimise)(problem_arguments(problem) | asked, context))
+    counts = [(len(answer.candidates), len(answer.waterfall.rows) if answer.waterfall else 0) for answer in kept]
+    assert counts == sorted(counts) and {(2, 0), (2, 1), (2, 5), (3, 5)} <= set(counts)
+    assert result.candidates[0].plan.provenance.optimiser == "best" and result.waterfall.floor
+    assert result.waterfall.total <= min(row.metrics.total for row in result.candidates) * (1 + 1e-9)
+    reports = [Progress.model_validate_json(line) for line in (own_data_folder / "progress.jsonl").read_text().splitlines()]
+    assert any(report.message.startswith("turning knob") for report in reports)
+    shares = [report.done for report in reports]
+    assert shares == sorted(shares)
+    unasked = {"systems": [{"name": "linear"}]}
+    assert in_json(tasks.optimise)(problem_arguments(problem) | unasked, context)["waterfall"] is None
 
 
 def test_on_gpus_of_several_types_a_search_is_said_to_take_as_long_as_there():
