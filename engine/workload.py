@@ -164,6 +164,12 @@ class RoutingTrace:
         """At most `tokens` tokens of the recording, evenly spaced, so that all sequences and ranks keep their share."""
         return self.part(np.arange(min(tokens, self.tokens)) * self.tokens // max(min(tokens, self.tokens), 1))
 
+    def from_ranks(self, share: np.ndarray) -> "RoutingTrace":
+        """The same tokens, every rank with its share of them, strewn over the recording. share: float64[rank], adds up to 1"""
+        place = (np.arange(self.tokens) + 0.5) * (np.sqrt(5) - 1) / 2 % 1
+        rank = np.searchsorted(np.cumsum(share)[:-1], place, side="right")
+        return replace(self, source_rank=rank.astype(np.int32))
+
     def part(self, tokens: np.ndarray) -> "RoutingTrace":
         """These tokens (int64[...], or bool[token]) of the recording, in this order."""
         columns = {name: getattr(self, name) for name in ("experts", "sequence", "source_rank", "phase")}
@@ -203,6 +209,10 @@ class ExpertLoad:
     def digest(self) -> str:
         known = [part for part in (self.by_source, self.by_step) if part is not None]
         return digest_of("load", self.load, str(self.model_layers), *known)
+
+    def from_ranks(self, share: np.ndarray) -> "ExpertLoad":
+        """The same loads, of which every rank sends its share. share: float64[rank], adds up to 1"""
+        return replace(self, by_source=share[:, None, None] * self.load, by_step=None)
 
     def demand(self, ranks: int) -> np.ndarray:
         """Token copies from every source rank for every expert: float64[layer, rank, expert].

@@ -11,6 +11,7 @@ from engine.overlap.operator_graph import OperatorGraph
 from engine.plan import Placement, Travel
 from engine.problem import Problem, make_problem
 from engine.schema import Frozen
+from engine.serving.step import ServingStep
 from engine.store.files import load_workload, save_document, save_workload
 from engine.training import TrainingStep
 from engine.workload import Workload
@@ -22,7 +23,7 @@ def save_inputs(problem: Problem) -> None:
         if part is not None:
             save_workload(part.workload)
             save_document(part.model)
-    for document in (problem.cluster, problem.step, problem.graph):
+    for document in (problem.cluster, problem.step, problem.graph, problem.serving_step):
         if document is not None:
             save_document(document)
 
@@ -37,7 +38,7 @@ def save_recordings(problem: Problem) -> None:
 def problem_arguments(problem: Problem) -> dict[str, Any]:
     """A problem as the arguments of a job, which needs its recordings in the data folder, see `save_recordings`."""
     second = (problem.second.workload, problem.second.model) if problem.goal is Goal.TWO_MODELS else None
-    roles = ("cluster", "in_use", "step", "graph", "travel")
+    roles = ("cluster", "in_use", "step", "graph", "travel", "serving_step")
     documents = {role: getattr(problem, role) for role in roles}
     return input_arguments(problem.workload, problem.model, second, **documents) | {
         "others": [other.digest for other in problem.others],
@@ -74,7 +75,7 @@ def as_json(document: Frozen) -> dict[str, Any]:
 
 def problem_from(arguments: dict[str, Any], recording: Callable[[str], Workload] = load_workload) -> Problem:
     """The problem that `problem_arguments` described. Without a cost, the datasheet's. recording: finds one by its digest."""
-    in_use, graph, travel = (arguments.get(role) for role in ("in_use", "graph", "travel"))
+    in_use, graph, travel, served = (arguments.get(role) for role in ("in_use", "graph", "travel", "serving_step"))
     return make_problem(
         **inputs_from(arguments, recording),
         cost=cost_choice.from_dict(arguments.get("cost", {"source": "datasheet"})),
@@ -82,4 +83,5 @@ def problem_from(arguments: dict[str, Any], recording: Callable[[str], Workload]
         in_use=in_use and Placement.from_dict(in_use, "placement in use"),
         graph=graph and OperatorGraph.from_dict(graph, "operator graph"),
         travel=travel and Travel.from_dict(travel, "travel"),
+        serving_step=served and ServingStep.from_dict(served, "serving step"),
     )
