@@ -32,7 +32,7 @@ from engine.systems.best_layers import LayersOf, bound_of
 from engine.systems.eplb import ReplicationOptions, eplb
 from engine.systems.exflow import ExFlowOptions, exflow
 from engine.systems.options import patient
-from engine.systems.pieces import best_order
+from engine.systems.pieces import best_order, placement_of
 from engine.systems.training import best as step
 from engine.units import seconds, share
 
@@ -179,6 +179,9 @@ def _of_step(problem: Problem, deployed: Plan, found: Sequence[Plan], stop: Stop
 Turned = tuple[Callable[[Candidate], str], list[Candidate], list[Candidate]]
 """The name of a knob, once it is known which plan is the fastest; plans with it alone turned; and those with it turned last."""
 
+Rows = list[list[list[int]]]
+"""[layer][gpu], the experts there."""
+
 
 def _draft(plan: Plan) -> Draft:
     return Draft(plan.placement, plan.send_order, execution=plan.execution)
@@ -238,18 +241,11 @@ class _Work:
             return candidates
         fastest = np.array([each.layers for each in candidates]).argmin(axis=0)
         rows = [candidates[number].draft.placement.experts_of_gpu[layer] for layer, number in enumerate(fastest)]
-        tasks = [layers.task(layer, self.placement(rows)) for layer in range(len(rows))]
+        tasks = [layers.task(layer, placement_of(rows, problem)) for layer in range(len(rows))]
         guard = Guard(self.stop, self.knobs.time_limit * GUARD)
         search(tasks, self.knobs.time_limit, self.knobs.seed, guard, unwatched)
-        more = [self.placement(rows), self.placement([task.held for task in tasks])]
+        more = [placement_of(held, problem) for held in (rows, [task.held for task in tasks])]
         return candidates + self.all_placed([placement for placement in more if placement not in placements], problem)
-
-    def placement(self, rows: Sequence) -> Placement:
-        """rows: [layer][gpu], the experts there"""
-        held = tuple(tuple(tuple(int(expert) for expert in gpu) for gpu in row) for row in rows)
-        return Placement(
-            experts=self.problem.workload.num_experts, experts_of_gpu=held, model_layers=self.problem.model.moe_layers
-        )
 
     def replicated(self, problem: Problem, spare: int) -> list[Draft]:
         """DeepSeek's replicas in so many spare slots per GPU, the same on all."""
@@ -302,7 +298,7 @@ def _placement(work: _Work, base: Candidate, now: Candidate) -> Turned:
 def _uneven(work: _Work, base: Candidate, now: Candidate) -> Turned:
     """As many slots in all, divided among GPUs as memory allows. Alone: the experts in the order in which they are deployed."""
     cut = base.draft.placement.single and work.fits.sum() >= work.usual.workload.num_experts
-    alone = [_cut_anew(work, base.draft.placement)] if cut else []
+    alone = [placement_of(_cut_anew(work, base.draft.placement), work.usual)] if cut else []
     work.room = work.fits
     after = work.searched(work.problem, [now.draft], work.room, work.slots)
     return lambda _: "Uneven experts", work.all_placed(alone, work.usual), after
@@ -314,7 +310,7 @@ def _copies(work: _Work, base: Candidate, now: Candidate) -> Turned:
     spare = min(work.knobs.spare, (int(work.fits.sum()) - work.slots) // gpus)
     if spare < 1:
         return lambda _: "Copies, no room", [], []
-    alone = work.all_placed([_copied(work, base.draft.placement, spare)], work.usual)
+    alone = work.all_placed([placement_of(_copied(work, base.draft.placement, spare), work.usual)], work.usual)
     work.slots += spare * gpus
     starts = [now.draft, *work.replicated(work.problem, spare)]
     after = work.searched(work.problem, starts, work.room, work.slots)
@@ -357,7 +353,7 @@ def _order(work: _Work, base: Candidate, now: Candidate) -> Turned:
     return lambda fastest: "Send order" + f", {mode(fastest)}" * (mode(fastest) != mode(base)), alone, after
 
 
-def _cut_anew(work: _Work, placement: Placement) -> Placement:
+def _cut_anew(work: _Work, placement: Placement) -> Rows:
     """The experts of every layer in the order of their GPUs, cut so that the busiest GPU has the least to do."""
     rows, fits, pace = [], work.fits, work.pace
     for layer, load in enumerate(work.usual.workload.load):
@@ -378,10 +374,10 @@ def _cut_anew(work: _Work, placement: Placement) -> Placement:
             middle = (low + high) / 2
             low, high = (low, middle) if ends(middle)[-1] == len(order) else (middle, high)
         rows.append([order[begin:end] for begin, end in pairwise([0, *ends(high)])])
-    return work.placement(rows)
+    return rows
 
 
-def _copied(work: _Work, placement: Placement, spare: int) -> Placement:
+def _copied(work: _Work, placement: Placement, spare: int) -> Rows:
     """The placement with copies in so many more slots per GPU, each of the expert with the most tokens a copy, on the GPU with
     the least to do."""
     rows, pace = [], work.pace
@@ -399,4 +395,4 @@ def _copied(work: _Work, placement: Placement, spare: int) -> Placement:
             held[expert, gpu] = True
             free[gpu] -= 1
         rows.append([np.flatnonzero(here).tolist() for here in held.T])
-    return work.placement(rows)
+    return rows

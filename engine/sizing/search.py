@@ -31,7 +31,7 @@ from engine.sizing.inputs import Catalogue, Vector
 from engine.systems.aurora_exclusive import fixed_compute
 from engine.systems.base import Draft, Report, run, silent
 from engine.systems.best_layers import LayersOf, bound_of
-from engine.systems.pieces import to_placement
+from engine.systems.pieces import placement_of, to_placement
 from engine.systems.registry import SYSTEMS
 from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix, Workload
 
@@ -418,7 +418,7 @@ class Sizing:
                 if layers.unknown is None:
                     tasks = [layers.task(layer, trial.placement) for layer in range(problem.workload.layers)]
                     search(tasks, effort, 0, self.stop, lambda done: None)
-                    self._judged(trial, _placement([task.held for task in tasks], problem))
+                    self._judged(trial, placement_of([task.held for task in tasks], problem))
                 elif trial.seconds is None:
                     self._judged(trial, trial.placement)
         if trial.seconds is not None:
@@ -450,11 +450,6 @@ class Sizing:
 def _least_of_table(table: object, load: Floats) -> Floats:
     """float64[layer, expert]: seconds of an expert by a table of fused kernels, however many a GPU holds."""
     return np.min([table.seconds(load, float(slots)) for slots in table.experts], axis=0)
-
-
-def _placement(rows: list, problem: Problem) -> Placement:
-    held = tuple(tuple(tuple(sorted(gpu)) for gpu in row) for row in rows)
-    return Placement(experts=problem.workload.num_experts, experts_of_gpu=held, model_layers=problem.model.moe_layers)
 
 
 def placed_by_load(problem: Problem, load: Floats, slots: Ints) -> tuple[Placement, float]:

@@ -2,8 +2,8 @@
 a pass as it is simulated.
 
 The other systems know ports, speeds or rows, none of them all at once. Their plans are where the search begins, layer by layer,
-and candidates to the end: the same simulation judges all, so that this plan is never slower than the best of them on the
-recording that it is made from. Nor should it be on traffic to come: what the search gains must be seen on parts of the
+and candidates to the end: the same simulation judges all, so that this plan is never slower, on the recording that it is made
+from, than those that they made here. Nor should it be on traffic to come: what the search gains must be seen on parts of the
 recording that it was not shown, or the best of the other plans is the answer.
 """
 
@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from typing import Literal
 
 import numpy as np
-from pydantic import Field, create_model
+from pydantic import Field
 
 from engine.errors import InputError, StoppedError
 from engine.network import Network
@@ -28,8 +28,8 @@ from engine.systems import aurora, baselines, coactivation, eplb, exflow, joint
 from engine.systems.base import Draft, Note, Notes, Report, System, silent
 from engine.systems.best_layers import BOUND_SECONDS, LayersOf, bound_of
 from engine.systems.eplb import slots_per_gpu
-from engine.systems.options import Options, Order, Seed, Slots, TimeLimit, Value
-from engine.systems.pieces import best_order
+from engine.systems.options import Options, Order, Seed, Slots, TimeLimit, Value, patient
+from engine.systems.pieces import best_order, placement_of
 from engine.timeline import Timeline
 from engine.units import seconds, share, size
 from engine.workload import ExpertLoad, RoutingTrace, Workload
@@ -166,25 +166,22 @@ def _singles(
             break
         fastest = min((each.timeline.total for each in candidates), default=None)
         report(0.5 * part / len(others), f"planning with {system.title}", fastest, None)
-        try:
+        with contextlib.suppress(InputError, StoppedError):  # cannot plan this, or not any more
             limit = options.time_limit * (OTHERS / len(others) if searches else 1.0)
             quick, usual = (_limited(system, settings, most) for most in (limit, options.time_limit))
             again, longer = (partial(_again, system, each) for each in (quick, usual))
-            draft = again(problem, stop)
-            found = judged(system.title, draft, problem, stop)
-            limited = quick.model_dump() != usual.model_dump()
-            candidates.append(replace(found, again=again, longer=longer if limited else None))
-        except (InputError, StoppedError):  # cannot plan this, or not any more
-            continue
-        if draft.bound is not None and settings.get("slots") == options.slots:
-            proven = max(proven, draft.bound)
+            found = judged(system.title, again(problem, stop), problem, stop)
+            candidates.append(replace(found, again=again, longer=None if quick == usual else longer))
+            if found.draft.bound is not None and settings.get("slots") == options.slots:
+                proven = max(proven, found.draft.bound)
     if not candidates:
         raise InputError("no system can plan this; run one of them to see why")
     leader = min(candidates, key=lambda each: each.seconds)
     if leader.longer is not None and not stop():
         report(0.45, f"planning with {leader.title} for longer", leader.seconds, None)
-        found = judged(leader.title, leader.longer(problem, stop), problem, stop)
-        candidates.append(replace(found, again=leader.again))
+        with contextlib.suppress(StoppedError):
+            found = judged(leader.title, leader.longer(problem, stop), problem, stop)
+            candidates.append(replace(found, again=leader.again))
     return candidates, proven
 
 
@@ -196,11 +193,10 @@ def _again(system: System, settings: Options, problem: Problem, stop: Stop) -> D
 def _limited(system: System, settings: dict[str, Value], most: float) -> Options:
     """Settings whose usual time limit is at most so many seconds: it limits work, and the clock only in emergencies, so that a
     busy machine leaves no system out."""
-    known = system.options.model_fields
-    if "time_limit" not in known:
-        return system.settings(settings)
-    limit = min(most, known["time_limit"].default)
-    return create_model(system.name, __base__=system.options, time_limit=(TimeLimit, limit)).from_values(settings)
+    options = patient(system.options).from_values(settings)
+    if "time_limit" not in type(options).model_fields:
+        return options
+    return options.model_copy(update={"time_limit": min(most, options.time_limit)})
 
 
 def _score_on(problem: Problem, candidates: list[Candidate]) -> Callable[[Candidate], float]:
@@ -262,7 +258,7 @@ def _folds(workload: Workload) -> Iterator[tuple[Workload, Workload]]:
     return ((seen, unseen) for seen, unseen in parts if seen.load.any() and unseen.load.any())
 
 
-def _gains_unseen(layers: "LayersOf", rival: Candidate, options: BestOptions, guard: Guard) -> bool | None:
+def _gains_unseen(layers: LayersOf, rival: Candidate, options: BestOptions, guard: Guard) -> bool | None:
     """True if plans that a search makes of a rival's, both without a fold, are faster there, on average over the folds. None
     where the recording has no folds."""
     problem = layers.problem
@@ -288,7 +284,7 @@ def _gains_unseen(layers: "LayersOf", rival: Candidate, options: BestOptions, gu
 
 
 def _placements(
-    layers: "LayersOf", usable: list[Candidate], options: BestOptions, guard: Guard, tell: Advance
+    layers: LayersOf, usable: list[Candidate], options: BestOptions, guard: Guard, tell: Advance
 ) -> dict[str, Placement]:
     """The best layers of the other systems, and what a search makes of them, by their titles."""
     mixed = _best_layers(usable, layers.problem)
@@ -296,7 +292,7 @@ def _placements(
     tasks = [layers.task(layer, mixed) for layer in range(mixed.layers)]
     seconds_left = options.time_limit * (1 - OTHERS - TRIALS)
     search(tasks, seconds_left, options.seed, guard, lambda done: tell(0.5 + 0.4 * done))
-    return {MIXED: mixed, "the search": _placement([task.held for task in tasks], layers.problem)}
+    return {MIXED: mixed, "the search": placement_of([task.held for task in tasks], layers.problem)}
 
 
 def _mode(options: BestOptions) -> str:
@@ -377,10 +373,4 @@ def fits_room(placement: Placement, room: Ints, slots: int) -> bool:
 def _best_layers(candidates: list[Candidate], problem: Problem) -> Placement:
     """Every layer as the candidate has it that is fastest there."""
     fastest = np.array([each.layers for each in candidates]).argmin(axis=0)
-    return _placement([candidates[at].draft.placement.experts_of_gpu[layer] for layer, at in enumerate(fastest)], problem)
-
-
-def _placement(rows: list, problem: Problem) -> Placement:
-    """rows: [layer][gpu], the experts there"""
-    held = tuple(tuple(tuple(sorted(gpu)) for gpu in row) for row in rows)
-    return Placement(experts=problem.workload.num_experts, experts_of_gpu=held, model_layers=problem.model.moe_layers)
+    return placement_of([candidates[at].draft.placement.experts_of_gpu[layer] for layer, at in enumerate(fastest)], problem)

@@ -1,6 +1,6 @@
 """The pieces that recipes share: experts into slots, and the order of an all-to-all's bytes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -29,6 +29,12 @@ TIE = 1e-9
 def to_placement(gpu_of_expert: np.ndarray, problem: Problem) -> Placement:
     """int[layer, expert] as a `Placement` of the problem's model."""
     return Placement.from_gpu_of_expert(gpu_of_expert, len(problem.cluster.gpus), problem.model.moe_layers)
+
+
+def placement_of(rows: Iterable[Iterable[Iterable[int]]], problem: Problem) -> Placement:
+    """The experts of every GPU in every layer ([layer][gpu]), in any order, as a `Placement` of the problem's model."""
+    held = tuple(tuple(tuple(sorted(map(int, gpu))) for gpu in row) for row in rows)
+    return Placement(experts=problem.workload.num_experts, experts_of_gpu=held, model_layers=problem.model.moe_layers)
 
 
 def slots_of_gpu(problem: Problem, kind: str) -> np.ndarray:

@@ -132,6 +132,6 @@ def test_few_experts_of_two_models_are_placed_as_well_as_by_trying_all(unit, see
     found = []
     for again in range(4):
         task = layers.task(0, [type("Start", (), {"placement": start, "placement_b": start})])
-        task.search(8000, again, GO_ON)
+        task.search(6000, again, GO_ON)
         found.append(task.seconds(known))
     assert min(found) == pytest.approx(least, rel=1e-9)

@@ -69,9 +69,9 @@ def test_it_gains_on_tokens_that_fire_together(travel, redundant, least):
     """Twelve experts in teams that lie apart, popular ones among them, on two nodes; without spare slots blocks that go round
     are the best already, and nothing is to be gained."""
     rng = np.random.default_rng(3)
-    team = rng.choice(4, (3000, 2), p=[0.4, 0.3, 0.2, 0.1])
+    team = rng.choice(4, (12_000, 2), p=[0.4, 0.3, 0.2, 0.1])
     chosen = np.stack([team, team + 4, team + 8], axis=2)
-    stray = rng.random((3000, 2)) < 0.2
+    stray = rng.random((12_000, 2)) < 0.2
     chosen[stray, 0] = (chosen[stray, 0] + 1) % 12
     problem = problem_of(RoutingTrace("teams", chosen.astype(np.int16), 12), in_nodes(4, 2, 8e6), travel=travel)
     outcome = run(SYSTEMS["best"], problem, {"redundant": redundant, "order": "concurrent"})

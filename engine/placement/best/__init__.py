@@ -207,7 +207,7 @@ class Task:
         if begun <= 0:
             return
         # Few moves are not enough to cool down from anything hot.
-        heats = HEATS if moves >= FEW * len(self.expert) else HEATS[-1:]
+        heats = HEATS if moves >= FEW * len(self.expert) * self.gpus else HEATS[-1:]
         part = moves // sum(count for _, count in heats)
         stretches = [(hot, *at) for hot, count in heats for at in pairwise(np.linspace(0, 1, count + 1).tolist())]
         for stretch, (hot, begin, end) in enumerate(stretches):
@@ -240,10 +240,8 @@ HEATS, COLD = ((5e-3, 8), (0.1, 4), (5e-3, 4)), 1e-4
 """Parts of the time at which annealing begins, each time from the best so far, and its equally long stretches down to the cold
 one."""
 STRETCHES = sum(count for _, count in HEATS)
-FEW = 1000
-"""Moves of an item below which only the last of these is made."""
-MOVES_PER_PLACE = 200
-"""Limit of the moves of a layer, for each expert and GPU."""
+FEW, MOVES_PER_PLACE = 30, 200
+"""Moves of a layer, for each of its items and GPUs, below which only the last of these is made; and at most."""
 POLL = 0.05
 
 
