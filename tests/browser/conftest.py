@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
-from playwright.sync_api import Browser, Locator, LocatorAssertions, Page, TimeoutError, expect, sync_playwright
+from playwright.sync_api import Browser, Error, Locator, LocatorAssertions, Page, TimeoutError, expect, sync_playwright
 
 from engine.jobs import runner
 from tests import everything, warm
@@ -114,6 +114,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.browser)
             if CHROMIUM is None:
                 item.add_marker(pytest.mark.skip(reason=NO_CHROMIUM))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Of a failed test, what its page said, which the next run may not show again."""
+    report = yield
+    page = getattr(item, "funcargs", {}).get("page")
+    if report.when == "call" and report.failed and page is not None:
+        with contextlib.suppress(Error):
+            report.sections.append((f"Page {page.url}", page.locator("body").inner_text(timeout=5_000)))
+    return report
 
 
 @pytest.fixture(scope="session")
