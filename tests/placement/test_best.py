@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.costs import Datasheet
-from engine.placement.best import _kernel, anneal
+from engine.placement.best import AT_LEAST, _kernel, anneal
 from engine.problem import Problem
 from engine.simulate import simulate
 from engine.systems.aurora_exclusive import fixed_compute
@@ -80,12 +80,22 @@ def test_what_moves_change_is_what_is_counted_afresh(problem, travel, spare, see
     problem = replace(problem, travel=travel)
     held = held_at_random(problem, spare, seed)
     layers, task = layer_of(problem, held, spare)
-    most = max(map(len, held))
-    layers.room[:] = data.draw(st.integers(most, most + 1))
+    layers.room[:] = max(map(len, held)) + data.draw(st.integers(0, 1))
+    is_counted_afresh(task, problem, layers.room, seed, data.draw(st.sampled_from((1e-3, 1.0))))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_copies_that_only_share_ffns_are_counted_afresh(seed):
+    problem = drawn(seed, GPU, experts=2, tokens=1)
+    layers, task = layer_of(problem, held_at_random(problem, 2, seed), 2)
+    is_counted_afresh(task, problem, layers.room, seed, 1.0)
+
+
+def is_counted_afresh(task, problem, room, seed, heat):
     kernel, known = _kernel(task.layer), task.layer
     best, begun = (task.expert.copy(), task.place.copy()), task.seconds(known)
     state, more = kernel.begin(*known, *best)
-    heat = begun * data.draw(st.sampled_from((1e-3, 1.0)))
+    heat *= begun or 1.0
     lowest, _ = anneal(known, (state, more), best, begun, (heat, heat, 300), seed % 1000, GO_ON)
     again, more_again = kernel.begin(*known, state.expert, state.place)
     for now, afresh in [
@@ -105,7 +115,7 @@ def test_what_moves_change_is_what_is_counted_afresh(problem, travel, spare, see
         used = expert >= 0
         pairs = set(zip(expert[used].tolist(), place[used].tolist(), strict=True))
         assert len(pairs) == used.sum() and set(expert[used]) == set(range(problem.workload.num_experts))
-        assert np.all(np.bincount(place[used], minlength=len(layers.room)) <= layers.room)
+        assert np.all(np.bincount(place[used], minlength=len(problem.cluster.gpus)) <= room)
         assert (place[~used] == -1).all()
 
 
@@ -136,10 +146,10 @@ def test_few_experts_are_placed_as_well_as_by_trying_all(travel, spare, room, li
     least = min(seconds_by_ports(plan_of([held], problem), problem)[0] for held in every_held(experts, room, experts + spare))
     found = [np.inf]
     tolerance = 0.02 if travel == FEWEST[1] else 1e-9  # nodes: which GPU spreads depends on the copies that serve
-    for again in range(6):
+    for again, moves in enumerate((6000, 6000, *(AT_LEAST,) * 4)):
         if min(found) > least * (1 + tolerance):
             task = layers.task(0, linear_placement(problem))
-            task.search(6000, again, GO_ON)
+            task.search(moves, again, GO_ON)
             found += seconds_by_ports(plan_of([task.held], problem), problem)
     assert least * (1 - 1e-9) <= min(found) <= least * (1 + tolerance)
     bound = bound_of(problem, room, experts + spare, lambda: False)

@@ -206,8 +206,9 @@ class Task:
         lowest = begun = self.seconds(self.layer)
         if begun <= 0:
             return
-        # Few moves are not enough to cool down from anything hot.
-        heats = HEATS if moves >= FEW * len(self.expert) * self.gpus else HEATS[-1:]
+        places = len(self.expert) * self.gpus
+        # Few moves are not enough to cool down from anything hot; with many, a small layer's far placements are seen too.
+        heats = MANY_HEATS if moves >= MANY * places else HEATS if moves >= FEW * places else HEATS[-1:]
         part = moves // sum(count for _, count in heats)
         stretches = [(hot, *at) for hot, count in heats for at in pairwise(np.linspace(0, 1, count + 1).tolist())]
         for stretch, (hot, begin, end) in enumerate(stretches):
@@ -236,12 +237,14 @@ def anneal(known: Known, state: tuple, *further) -> tuple[float, int]:
     return annealing.anneal(layer, levels, at, more, None, *further)
 
 
-HEATS, COLD = ((5e-3, 8), (0.1, 4), (5e-3, 4)), 1e-4
+HEATS, MANY_HEATS, COLD = ((5e-3, 8), (0.1, 4), (5e-3, 4)), ((5e-3, 2), *((0.5, 2),) * 6, (5e-3, 2)), 1e-4
 """Parts of the time at which annealing begins, each time from the best so far, and its equally long stretches down to the cold
-one."""
-STRETCHES = sum(count for _, count in HEATS)
-FEW, MOVES_PER_PLACE = 30, 200
-"""Moves of a layer, for each of its items and GPUs, below which only the last of these is made; and at most."""
+one; and those of a layer with many moves for its size."""
+STRETCHES = 16
+FEW, MOVES_PER_PLACE, MANY = 30, 200, 2000
+"""Moves of a layer, for each of its items and GPUs: below these only the last heat is made; at most; and many."""
+AT_LEAST = 50_000
+"""Moves that a small layer has, too, at most."""
 POLL = 0.05
 
 
@@ -271,7 +274,7 @@ def search(
     with ThreadPoolExecutor(cores) as threads:
         futures = []
         for number, task in enumerate(tasks):
-            most = MOVES_PER_PLACE * len(task.expert) * task.gpus
+            most = max(MOVES_PER_PLACE * len(task.expert) * task.gpus, AT_LEAST)
             moves = min(int(seconds / len(tasks) / seconds_per_move(*task.layer)), most)
             futures.append(threads.submit(task.search, moves, seed + number, hurry))
         waiting = set(futures)

@@ -333,6 +333,7 @@ def changes(chooser, served, levels, at, move, draft, change, longer):
             draft.more[expert] += served.tokens[expert]
             _share_alike(chooser, at, draft.more, expert)
             draft.more[expert] -= served.tokens[expert]
+            draft.of[expert] = True  # also where every token keeps its copy, but one more or fewer shares
     _price(chooser, served.tokens, draft, longer)
 
 
