@@ -18,15 +18,20 @@ from pydantic import Field
 
 from engine.errors import InputError, StoppedError
 from engine.network import Network
-from engine.placement.best import Task, compile_ahead, search
+from engine.placement import best as placement_search
+from engine.placement import group_loads
+from engine.placement.affinity import kernel as affinity
+from engine.placement.best import Task, search
+from engine.placement.coactivation import kernel as rows
+from engine.placement.replication import by_rank
 from engine.plan import Placement
 from engine.problem import MEMORY_SHARE, Problem
 from engine.result import Advance, Guard, Ints, Provenance, Stop, never, relative_gap, unwatched
-from engine.simulate import bound_of_plan, loads_of, simulate
+from engine.simulate import bound_of_plan, compile_ahead, loads_of, simulate
 from engine.simulate.work import Load
 from engine.systems import aurora, baselines, coactivation, eplb, exflow, joint
 from engine.systems.base import Draft, Note, Notes, Report, System, silent
-from engine.systems.best_layers import BOUND_SECONDS, LayersOf, bound_of
+from engine.systems.best_layers import LayersOf, bound_of
 from engine.systems.eplb import slots_per_gpu
 from engine.systems.options import Options, Order, Seed, Slots, TimeLimit, Value, patient
 from engine.systems.pieces import best_order, placement_of
@@ -40,12 +45,17 @@ BLOCKS = 64
 """Stretches of neighbouring tokens that stand for sequences where fewer than the folds are recorded."""
 TRIED_LAYERS = 16
 """Layers that are searched without a fold, spread over all."""
-OTHERS, TRIALS = 0.4, 0.15
-"""Parts of the time limit for the other systems' searches, of which the best one then has all its time, and for those without a
-fold; the rest is for the search itself."""
+OTHERS, FIRST, TRIALS = 0.35, 0.15, 0.15
+"""Parts of the time limit for the other systems' searches, of which the best one then has all its time; for a first search,
+with those without a fold; and for those without a fold again. The rest is for the search itself."""
+FIRST_SECONDS = 0.3
+"""Work of the first search, and of those without a fold before it, at least."""
+QUICK = ("linear", "round-robin", "eplb")
+"""Systems that need no search: the first one begins at their plans."""
 MIXED = "the best layers of the other systems"
 NO_PARTS = "one system's plan, as the recording has no parts to try a search on; record several sequences or steps"
 NO_TIME = "one system's plan, as the time was over before a search had been tried on parts of the recording; give it more"
+FIRST_ALONE = "a first search gained on parts of the recording that it had not seen; the time was over before a further one"
 NO_GAIN = "one system's plan, as a search gained nothing on parts of the recording that it had not seen"
 
 
@@ -98,11 +108,29 @@ def best(problem: Problem, options: BestOptions, stop: Stop, report: Report) -> 
     """The fastest of the other systems' plans, of the best layers of each, and of what a search makes of those."""
     room, slots = room_of(problem, options)
     layers = LayersOf(*_together(problem), room, slots)
-    compile_ahead(layers.by_rank)  # before the clock starts
+    report(0.0, "loading the searches, which are compiled once", None, None)
+    compile_all(layers.by_rank)
     searches = not layers.unknown and next(_folds(layers.problem.workload), None) is not None
-    candidates, proven = _singles(problem, options, searches, stop, report)
+
+    def fits(each: Candidate) -> bool:
+        return each.draft.execution == "vanilla" and fits_room(each.draft.placement, room, slots)
+
+    def first(quick: list[Candidate]) -> Candidate | None:
+        """A plan from the fastest of the quick ones, if such plans gain on parts of the recording that were not seen."""
+        starts = [each for each in quick if fits(each)]
+        if not starts:
+            return None
+        rival, part = min(starts, key=lambda each: each.seconds), max(options.time_limit * FIRST / 2, FIRST_SECONDS)
+        if not _gains_unseen(layers, rival, options.seed, part, stop):
+            return None
+        tasks = [layers.task(layer, rival.draft.placement) for layer in range(problem.workload.layers)]
+        search(tasks, part, options.seed, stop, unwatched)
+        placement = placement_of([task.held for task in tasks], problem)
+        return _ordered("a first search", placement, _mode(options), problem, never)
+
+    candidates, early, proven = _singles(problem, options, first if searches else None, stop, report)
     guard = options.guard(stop)
-    usable = [each for each in candidates if each.draft.execution == "vanilla" and fits_room(each.draft.placement, room, slots)]
+    usable = [each for each in candidates if fits(each)]
     if options.order == "best":
         candidates += _in_every_order(candidates, problem, stop)
     if any(each.step is not None for each in candidates):  # others cannot be served
@@ -113,22 +141,27 @@ def best(problem: Problem, options: BestOptions, stop: Stop, report: Report) -> 
     if problem.judged_by is not None:
         alone = "the MoE layers alone, since none of the plans can be served"
         notes["compared by"] = Note(alone if single.step is None else "the whole step of serving")
-    searching = "searching", single.seconds, None
+    searching = "searching", min(each.seconds for each in (single, *early)), None
     if layers.unknown:
         notes["search"] = Note(f"none, since {layers.unknown}")
     elif usable and not stop():
         rival = single if any(each.draft is single.draft for each in usable) else min(usable, key=score)
         report(0.5, "trying a search on parts of the recording", single.seconds, None)
-        trusted = _gains_unseen(layers, rival, options, guard)
+        trusted = _gains_unseen(layers, rival, options.seed, options.time_limit * TRIALS, guard)
         if trusted:
-            placements = _placements(layers, usable, options, guard, lambda done: report(done, *searching))
-            found = [_ordered(title, each, _mode(options), problem, stop) for title, each in placements.items()]
+            placements = _placements(layers, [*usable, *early], options, guard, lambda done: report(done, *searching))
+            found = [*early]
+            found += [_ordered(title, each, _mode(options), problem, stop) for title, each in placements.items()]
             if layers.by_rank:  # the draws of ranks, which the search does not know, may be good for some layers alone
                 every = usable + found
                 title = "the best layers of the search and the other systems"
                 found.append(_ordered(title, _best_layers(every, problem), _mode(options), problem, stop))
+        elif guard() and early:
+            found, notes["held out"] = [*early], Note(FIRST_ALONE)
         else:
             notes["held out"] = Note(NO_PARTS if trusted is None else NO_TIME if guard() else NO_GAIN)
+    elif early:
+        found, notes["held out"] = [*early], Note(FIRST_ALONE)
     if found and options.order == "best":
         found += _in_every_order(found, problem, stop)
     if single.step is not None:
@@ -140,7 +173,7 @@ def best(problem: Problem, options: BestOptions, stop: Stop, report: Report) -> 
     report(0.9, "bounding", total, None)
     least = None
     plain = draft.execution == "vanilla" and draft.send_order.mode != "two-tier" and fits_room(draft.placement, room, slots)
-    if plain and (least := bound_of(problem, room, slots, stop, max(options.time_limit, BOUND_SECONDS))):
+    if plain and (least := bound_of(problem, room, slots, stop, options.time_limit)):
         if problem.travel is None and slots == problem.workload.num_experts:
             least = max(least, proven)
         within = "of one copy of every expert" if slots == problem.workload.num_experts else "with copies in so many slots"
@@ -152,22 +185,40 @@ def best(problem: Problem, options: BestOptions, stop: Stop, report: Report) -> 
     return replace(draft, bound=least if problem.network.direct else None, **known, **ends)
 
 
-def _singles(
-    problem: Problem, options: BestOptions, searches: bool, stop: Stop, report: Report
-) -> tuple[list[Candidate], float]:
-    """The plans of the other systems, and the bound that they prove for one copy of every expert, by one row per token copy.
+def compile_all(ranks_choose: bool) -> None:
+    """Compile this search, and those of the other systems, before a clock starts. ranks_choose: copies too"""
+    placement_search.compile_ahead(ranks_choose)
+    for each in (compile_ahead, group_loads, rows, affinity, *((by_rank,) if ranks_choose else ())):
+        each.compile_ahead()
 
-    searches: True if a search may follow, for which they leave time
+
+def _singles(
+    problem: Problem,
+    options: BestOptions,
+    first: Callable[[list[Candidate]], Candidate | None] | None,
+    stop: Stop,
+    report: Report,
+) -> tuple[list[Candidate], list[Candidate], float]:
+    """The plans of the other systems, that of a first search if any, and the bound that they prove for one copy of every
+    expert, by one row per token copy.
+
+    first: makes a plan of the quick ones' plans; None: no search follows, for which they leave time
     """
     candidates: list[Candidate] = []
+    early: list[Candidate] = []
     proven, others = 0.0, list(_others(problem, options))
+    searchless = sum(system.name in QUICK for system, _ in others)
     for part, (system, settings) in enumerate(others):
         if candidates and stop():
             break
-        fastest = min((each.timeline.total for each in candidates), default=None)
+        fastest = min((each.seconds for each in (*candidates, *early)), default=None)
+        if part == searchless and first is not None:
+            report(0.5 * part / len(others), "trying a first search", fastest, None)
+            early += filter(None, [first(candidates)])
+            fastest = min((each.seconds for each in (*candidates, *early)), default=None)
         report(0.5 * part / len(others), f"planning with {system.title}", fastest, None)
         with contextlib.suppress(InputError, StoppedError):  # cannot plan this, or not any more
-            limit = options.time_limit * (OTHERS / len(others) if searches else 1.0)
+            limit = options.time_limit * (OTHERS / len(others) if first is not None else 1.0)
             quick, usual = (_limited(system, settings, most) for most in (limit, options.time_limit))
             again, longer = (partial(_again, system, each) for each in (quick, usual))
             found = judged(system.title, again(problem, stop), problem, stop)
@@ -182,7 +233,7 @@ def _singles(
         with contextlib.suppress(StoppedError):
             found = judged(leader.title, leader.longer(problem, stop), problem, stop)
             candidates.append(replace(found, again=leader.again))
-    return candidates, proven
+    return candidates, early, proven
 
 
 def _again(system: System, settings: Options, problem: Problem, stop: Stop) -> Draft:
@@ -258,9 +309,12 @@ def _folds(workload: Workload) -> Iterator[tuple[Workload, Workload]]:
     return ((seen, unseen) for seen, unseen in parts if seen.load.any() and unseen.load.any())
 
 
-def _gains_unseen(layers: LayersOf, rival: Candidate, options: BestOptions, guard: Guard) -> bool | None:
+def _gains_unseen(layers: LayersOf, rival: Candidate, seed: int, work: float, over: Stop) -> bool | None:
     """True if plans that a search makes of a rival's, both without a fold, are faster there, on average over the folds. None
-    where the recording has no folds."""
+    where the recording has no folds.
+
+    work: seconds of the searches
+    """
     problem = layers.problem
     folds, gains = list(_folds(problem.workload)), []
     if len(folds) < 2:
@@ -268,19 +322,19 @@ def _gains_unseen(layers: LayersOf, rival: Candidate, options: BestOptions, guar
     total = problem.workload.load.sum() * layers.count
     tried = np.unique(np.linspace(0, problem.workload.layers - 1, TRIED_LAYERS).astype(int)).tolist()
     for turn, parts in enumerate(folds):
-        if guard():
+        if over():
             return False
         seen, unseen = (layers.on(part, total / part.load.sum()) for part in parts)
         try:
-            begun = rival.again(replace(seen.problem, others=()), guard).placement
+            begun = rival.again(replace(seen.problem, others=()), over).placement
         except (InputError, StoppedError):  # such as GPUs without any token
             begun = rival.draft.placement
         tasks, known = [seen.task(layer, begun) for layer in tried], [unseen.layer(layer) for layer in tried]
         old = sum(Task(of, at.expert, at.place).seconds(of) for of, at in zip(known, tasks, strict=True))
-        search(tasks, options.time_limit * TRIALS / len(folds), options.seed + turn, guard, unwatched)
+        search(tasks, work / len(folds), seed + turn, over, unwatched)
         new = sum(Task(of, at.expert, at.place).seconds(of) for of, at in zip(known, tasks, strict=True))
         gains.append(old / new - 1 if new else 0.0)
-    return bool(np.mean(gains) > 0) and not guard()
+    return bool(np.mean(gains) > 0) and not over()
 
 
 def _placements(
@@ -290,7 +344,7 @@ def _placements(
     mixed = _best_layers(usable, layers.problem)
     tell(0.5)
     tasks = [layers.task(layer, mixed) for layer in range(mixed.layers)]
-    seconds_left = options.time_limit * (1 - OTHERS - TRIALS)
+    seconds_left = options.time_limit * (1 - OTHERS - FIRST - TRIALS)
     search(tasks, seconds_left, options.seed, guard, lambda done: tell(0.5 + 0.4 * done))
     return {MIXED: mixed, "the search": placement_of([task.held for task in tasks], layers.problem)}
 

@@ -27,8 +27,8 @@ SINGLED_OUT = 8
 """Experts that are weighed as a whole."""
 GROWTH, INTERVALS, WEIGHTS = 1.12, 20, 5
 """Factor from an end of an interval of F to the next, intervals, and weights of the prices of FFNs that are tried on each."""
-LINEAR_WORK, LINEAR_CELLS, ROUGH, RARE = 4_000_000, 600_000, 150, 0.2
-"""Cells of all linear programmes, which take some microseconds each, and of the largest one; steps in place of larger ones,
+LINEAR_WORK, LINEAR_CELLS, ROUGH, RARE = 400_000, 600_000, 150, 0.2
+"""Cells of all linear programmes for a second of work, and of the largest one; steps in place of larger ones,
 and the part of the mean price of a port below which it is none."""
 LOOKS = 2
 """Limits of F that are looked at: that of the linear programme, and the one where the bound is the lowest then."""
@@ -386,13 +386,13 @@ def least_of(layer: Callable[[int], Bounded], layers: int, seconds: float, stop:
     """Seconds below which no placement brings these layers one after another, on all cores; None if it was stopped.
 
     layer: makes the layer of a number
-    seconds: work of searches
+    seconds: work of linear programmes, and as much of searches
     """
     first = layer(0)
     experts, gpus = first.least.shape
     cells = experts * gpus * 2 * (gpus + 2)
     # Any prices prove a bound, so those of a layer do for the next ones too.
-    alike = -(-layers // max(LINEAR_WORK // cells, 1)) if cells <= LINEAR_CELLS else 1
+    alike = -(-layers // max(int(LINEAR_WORK * seconds) // cells, 1)) if cells <= LINEAR_CELLS else 1
 
     def several(begin: int) -> float:
         total, prices = 0.0, None
