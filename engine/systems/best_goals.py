@@ -7,25 +7,32 @@ begins at the plans of the systems for two models, which are candidates to the e
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property, partial
+from itertools import product
 from typing import Any
 
 import numpy as np
 
 from engine.errors import InputError, StoppedError
 from engine.goal import Goal
-from engine.placement.best import Task, compile_ahead, search
+from engine.placement.best import Task, search
 from engine.placement.best.by_source import IN_TURN, Known, shared_of
-from engine.plan import Placement, Travel
+from engine.plan import Placement, SendOrder, Travel
 from engine.problem import Problem
-from engine.result import Ints, Stop, relative_gap
+from engine.result import Ints, Stop, never, relative_gap
 from engine.systems import aurora, baselines
 from engine.systems.aurora_colocated import best_orders, shared_slots
 from engine.systems.aurora_exclusive import fixed_compute
 from engine.systems.base import Draft, Note, Notes, Report, System, silent
-from engine.systems.best import BestOptions, Candidate, best, fits_room, judged
+from engine.systems.best import BestOptions, Candidate, best, compile_all, fits_room, judged
 from engine.systems.best_layers import LayersOf
 from engine.systems.pieces import to_placement
 from engine.units import seconds, share
+
+EXCHANGES, HEATS = 0.5, (0.1, 0.01)
+"""The part of the time limit for exchanges that are simulated; and the parts of a layer's time by which one may lengthen it,
+times a few, in the beginning of either half."""
+SIMULATED = 2e-3, 2e-5
+"""Seconds of an ordinary core to simulate a layer of two models, and for every pair of GPUs."""
 
 
 def best_of_goal(problem: Problem, options: BestOptions, stop: Stop, report: Report) -> Draft:
@@ -81,11 +88,12 @@ def best_of_two(problem: Problem, options: BestOptions, stop: Stop, report: Repo
     if options.redundant:
         raise InputError("two models are planned with one copy of every expert; leave redundant at 0")
     layers = LayersOfTwo(problem, shared_slots((problem, problem.second), options.slots))
+    report(0.0, "loading the searches, which are compiled once", None, None)
+    compile_all(ranks_choose=True)
     candidates = list(_singles_of_two(problem, options, stop, report))
     if not candidates:
         raise InputError("no system can plan these two models; run aurora to see why")
     single = min(candidates, key=lambda each: each.seconds)
-    compile_ahead(by_rank=True)  # before the clock starts
     guard = options.guard(stop)
     starts = [each.draft for each in candidates if layers.fit(each.draft)]
     if starts and not stop() and layers.unknown is None:
@@ -95,8 +103,9 @@ def best_of_two(problem: Problem, options: BestOptions, stop: Stop, report: Repo
 
         tasks = [layers.task(layer, starts) for layer in range(problem.workload.layers)]
         placed = {"the best layers of the other systems": layers.placements(tasks)}
-        search(tasks, options.time_limit, options.seed, guard, tell)
+        search(tasks, options.time_limit * (1 - EXCHANGES), options.seed, guard, tell)
         placed["the search"] = layers.placements(tasks)
+        placed["exchanges after the search"] = layers.exchanged(placed["the search"], options, guard)
         known = {(each.draft.placement, each.draft.placement_b) for each in candidates}
         for title, placements in placed.items():
             if tuple(placements) not in known:
@@ -194,6 +203,40 @@ class LayersOfTwo:
         """The placements of both models in the tasks of all layers."""
         rows = np.array([task.place[np.argsort(task.expert)] for task in tasks]).reshape(len(tasks), 2, self.experts)
         return [to_placement(rows[:, model], side.problem) for model, side in enumerate(self.sides)]
+
+    def exchanged(self, placements: list[Placement], options: BestOptions, over: Stop) -> list[Placement]:
+        """The placements after exchanges of two experts, or of one with a free slot, that shorten their layer as simulated with
+        plain all-to-alls, at a falling temperature; every simulation tries one exchange in each layer."""
+        layers, gpus = placements[0].layers, placements[0].gpus
+        rng, each = np.random.default_rng(options.seed), np.arange(layers)
+        a_step = layers * (SIMULATED[0] + SIMULATED[1] * gpus**2)
+        steps = int(options.time_limit * EXCHANGES / len(HEATS) / a_step)
+        best = np.stack([placement.gpu_of_expert for placement in placements])  # [model, layer, expert]
+        least = self.seconds(best)
+        for heat, step in product(HEATS, range(steps)):
+            if over():
+                break
+            if step == 0:
+                rows, now = best.copy(), least.copy()
+            trial, model = rows.copy(), rng.integers(2, size=layers)
+            one, other = rng.integers(self.experts, size=(2, layers))
+            target, alone = rng.integers(gpus, size=layers), rng.random(layers) < 0.5
+            alone &= (rows[model, each] == target[:, None]).sum(axis=1) < np.stack(self.slots)[model, target]
+            trial[model, each, one] = np.where(alone, target, rows[model, each, other])
+            trial[model[~alone], each[~alone], other[~alone]] = rows[model, each, one][~alone]
+            after = self.seconds(trial)
+            gain = (now - after) / np.maximum(now, 1e-30)
+            taken = gain >= heat * (1 - step / steps) * np.log(np.maximum(rng.random(layers), 1e-30))
+            rows[:, taken], now[taken] = trial[:, taken], after[taken]
+            shorter = now < least
+            best[:, shorter], least[shorter] = rows[:, shorter], now[shorter]
+        return [to_placement(of_model, side.problem) for of_model, side in zip(best, self.sides, strict=True)]
+
+    def seconds(self, rows: Ints) -> np.ndarray:
+        """float64[layer]: simulated seconds of each with plain all-to-alls. rows: int64[model, layer, expert] GPUs"""
+        a, b = (to_placement(of_model, side.problem) for of_model, side in zip(rows, self.sides, strict=True))
+        order = SendOrder(mode="concurrent")
+        return judged("exchanged", Draft(a, order, placement_b=b, send_order_b=order), self.problem, never).layers
 
 
 SYSTEMS = (
