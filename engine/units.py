@@ -53,6 +53,12 @@ def share(value: float) -> str:
     return f"{value:.0%}".replace("%", " %") if abs(value) >= 0.1 else f"{value:.1%}".replace("%", " %")
 
 
+def at_most(value: float) -> str:
+    """`at most 43 %`; `less than 0.1 %` for a share that would round to 0."""
+    text = share(value)
+    return f"less than {text[2:]}" if text.startswith("<") else f"at most {text}"
+
+
 def signed(value: float) -> str:
     """A share with its sign: `+4.2 %`; a share that rounds to 0 has a plus."""
     return f"{round(value, 3) + 0.0:+.1%}".replace("%", " %")

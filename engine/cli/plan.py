@@ -19,7 +19,7 @@ from engine.goal import Goal
 from engine.problem import Problem
 from engine.result import Status
 from engine.store.problems import save_inputs
-from engine.systems import SYSTEMS, named_for, systems_for
+from engine.systems import SYSTEMS, system_named, systems_for
 from engine.units import quantity, seconds, share, size
 from engine.validate import refuse_broken
 
@@ -93,12 +93,9 @@ def _judged_by_step(problem: Problem, options: argparse.Namespace) -> Problem:
 def _choices(options: argparse.Namespace, problem: Problem) -> list[Choice]:
     """The systems that --system names, each with those of the --set options that it has. Raises InputError for a system that
     plans for another goal, and for an option that none of them has."""
-    systems, named = list(systems_for(problem).values()), named_for(problem)
+    systems = list(systems_for(problem).values())
     if options.system != "all":
-        if options.system not in named:
-            goal = Goal.TRAINING if problem.goal is Goal.TRAINING else Goal.INFERENCE
-            raise InputError(f"{options.system} does not plan {goal}; those that do: {', '.join(named)}")
-        systems = [named[options.system]]
+        systems = [system_named(options.system, problem)]
     settings = dict(split_setting(setting) for setting in options.settings)
     own = [set(system.options.model_fields) for system in systems]
     for name in settings:

@@ -28,7 +28,7 @@ from engine.cli.output import answer, columns, progress, stopped_by_signals, tab
 from engine.compare.affinity import sorted_choices
 from engine.compare.baseline import baseline_of
 from engine.compare.capacity import ladder, parts_of
-from engine.compare.contention import exclusive_and_colocated
+from engine.compare.contention import all_alike, exclusive_and_colocated
 from engine.compare.drift import Drift, drift, in_parts
 from engine.compare.held_out import Maker
 from engine.compare.imprecision import LEVELS
@@ -47,7 +47,7 @@ from engine.result import Stop
 from engine.store.problems import as_json, problem_arguments, save_recordings
 from engine.systems import SYSTEMS, systems_for
 from engine.systems.base import Report
-from engine.units import digits, ratio, seconds, share, signed
+from engine.units import at_most, digits, ratio, seconds, share, signed
 from engine.validate import refuse_broken
 from engine.workload import RoutingTrace
 
@@ -277,7 +277,9 @@ def _contention_text(content: Document) -> str:
     cells |= {mode: lambda row, mode=mode: seconds(row["seconds"][mode]) for mode in modes}
     start = content["pays_from"]
     said = "ordering never pays here" if start is None else f"ordering pays from {100 * start:.3g} % on"
-    most = f"no order saves more than {share(content['most_saved'])} as things are"
+    if start is not None and all_alike(point["seconds"] for point in content["points"]):
+        said = "ordering changes nothing here"
+    most = f"orders save {at_most(content['most_saved'])} as things are"
     return columns(content["points"], cells) + f"\n{said}; {most}"
 
 

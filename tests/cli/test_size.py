@@ -48,6 +48,12 @@ def test_a_whole_step_on_two_types_is_what_serve_says(engine, inputs, files, tmp
     assert "a whole decode step of" in text and "$" in text
 
 
+def test_a_front_of_no_cluster_is_refused(engine, inputs, capsys):
+    with pytest.raises(SystemExit):
+        engine(*inputs, "2 ms", "--front", "-1")
+    assert "--front: -1 is below 1" in capsys.readouterr().err
+
+
 def test_a_target_that_nothing_meets_is_infeasible_and_proven_so(engine, inputs):
     code, out, _ = engine(*inputs, "1 ns a pass")
     assert code == INFEASIBLE and out.startswith("no cluster was found that meets the target")
@@ -62,6 +68,8 @@ def test_a_target_that_nothing_meets_is_infeasible_and_proven_so(engine, inputs)
         ("first token in 2 s", [], "name its Hugging Face config.json with --config"),
         ("2 ms", ["--travel", "wagon"], "--travel wagon"),
         ("2 ms", ["--catalogue", MODEL], "nodes"),
+        ("1 ns", ["--model", MODEL.with_stem("tiny-moe-beta")], "does not fit the recording"),
+        ("9 s at 64 sequences", ["--model", MODEL.with_stem("tiny-moe-beta")], "does not fit the recording"),
     ],
 )
 def test_refusals_are_one_line(engine, inputs, target, more, message):

@@ -24,6 +24,7 @@ from engine.training import usual_step
 from tests.cases.problems import small
 from tests.cases.samples import chained
 from tests.jobs.asking import FakeContext, in_json, strict
+from tests.strategies import cluster_of, make_gpu
 
 TIMES = ("runtime", "created")
 
@@ -149,12 +150,20 @@ def test_answers_in_words(engine, inputs, tmp_path: Path) -> None:
     }
     for words, text in said.items():
         assert text in engine.text("study", *words.split(), *inputs, *(also if words[0] in "am" else [])), words
+    inputs[3].write_text(cluster_of(make_gpu()).to_json())
+    assert "ordering changes nothing here; orders save at most 0.0 % as things are" in engine.text(
+        "study", "contention", *inputs
+    )
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         ("capacity", "study capacity needs --set target=…"),
+        ("capacity --set target=1 --set system=best-of-all", "'best-of-all' does not plan inference; those that do: aurora, "),
+        ("matrix --set system=lancet", "'lancet' does not plan inference"),
+        ("curve --set field=latency --set system=lancet", "'lancet' does not plan"),
+        ("replan --set change={} --set system=lancet", "'lancet' does not plan"),
         ("capacity --set target=1 --set title=half", "the cluster has no part 'half'"),
         ("contention --set noise=1", "study contention has no 'noise' (it has: none)"),
         ("curve --set field=colour --set system=null", "study curve: field: Input should be"),

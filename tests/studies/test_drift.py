@@ -121,7 +121,9 @@ def test_moving_is_best_where_it_costs_next_to_nothing_and_never_where_it_costs_
     windows = history(5, wander=0.3, tokens=600)
     often, seldom = judged(windows, 10**6)[-1], judged(windows, 1)[-1]
     assert seldom.policies[0] is seldom.never and seldom.in_words.startswith("Never moving is best")
-    assert seldom.always.total > seldom.never.total
+    assert seldom.always.total > seldom.never.total and " % more than never moving." in seldom.in_words
+    still = judged(windows[:1] * 3, 1)[-1]
+    assert still.in_words == "Never moving is best; moving at every window takes as long as never moving."
     best = often.policies[0]
     assert best.moves and best.total < often.never.total and best.total <= often.always.total
     assert best.name in often.in_words and "% less than never moving" in often.in_words
