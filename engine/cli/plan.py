@@ -14,7 +14,7 @@ from engine.compare.baseline import baseline_of
 from engine.compare.comparison import Choice, Comparison
 from engine.compare.sensitivity import describe_graph, operators_of
 from engine.compare.waterfall import Knobs, waterfall
-from engine.errors import InputError, one_line
+from engine.errors import InputError, StoppedError, one_line
 from engine.goal import Goal
 from engine.problem import Problem
 from engine.result import Status
@@ -57,7 +57,9 @@ def run_plan(options: argparse.Namespace) -> int:
         for title, reason in comparison.refused.items():
             print(f"{title} cannot plan for this: {one_line(reason)}", file=sys.stderr)
         if not plans:
-            raise InputError("stopped before there was a plan" if stop() else "no system can plan for this")
+            if stop():
+                raise StoppedError("stopped before there was a plan")
+            raise InputError("no system can plan for this")
         ranked = sorted(zip(comparison.candidates, plans, strict=True), key=lambda pair: pair[0].metrics.total)
         fastest, best = ranked[0]
         if options.output:

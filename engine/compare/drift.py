@@ -389,9 +389,12 @@ def _timed(common: tuple, index: int, stop: Stop, report: Report) -> Timed | Non
                 gpus = len(judge.problem.cluster.gpus)
                 recording = recording_of_step(recording, judge.serving.step, judge.problem.model, gpus)
             plan = maker.plan((recording,), stop, report)
-        first = job.window - 1
-        timed = Timed(plan, first, tuple(judge.seconds(plan, window, stop) for window in windows[first:]))
-        return None if stop() else timed
+        first, seconds = job.window - 1, []
+        for window in windows[first:]:
+            if stop():
+                return None
+            seconds.append(judge.seconds(plan, window, stop))
+        return None if stop() else Timed(plan, first, tuple(seconds))
     except StoppedError:
         return None
 

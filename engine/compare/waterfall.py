@@ -216,6 +216,11 @@ class _Work:
         even = np.minimum(-(-experts // len(self.fits)), self.fits)
         self.room, self.slots = np.maximum(held.max(axis=0), even), int(held.sum(axis=1).max())
 
+    def go_on(self) -> None:
+        """Raises StoppedError once asked to stop."""
+        if self.stop():
+            raise StoppedError("stopped before the knob was turned")
+
     def judged(self, draft: Draft, problem: Problem | None = None) -> Candidate:
         """A draft as it is simulated."""
         problem = problem or self.usual
@@ -232,6 +237,7 @@ class _Work:
         """Those of the placements that fit the memory: of layers with unequal slots each may, and all of them not."""
         placed = []
         for placement in placements:
+            self.go_on()
             with suppress(InputError):
                 placed.append(self.placed(placement, problem))
         return placed
@@ -253,7 +259,10 @@ class _Work:
             return candidates
         fastest = np.array([each.layers for each in candidates]).argmin(axis=0)
         rows = [candidates[number].draft.placement.experts_of_gpu[layer] for layer, number in enumerate(fastest)]
-        tasks = [layers.task(layer, placement_of(rows, problem)) for layer in range(len(rows))]
+        begun, tasks = placement_of(rows, problem), []
+        for layer in range(len(rows)):
+            self.go_on()
+            tasks.append(layers.task(layer, begun))
         guard = Guard(self.stop, self.knobs.time_limit * GUARD)
         search(tasks, self.knobs.time_limit, self.knobs.seed, guard, unwatched)
         more = [placement_of(held, problem) for held in (rows, [task.held for task in tasks])]

@@ -134,6 +134,14 @@ def test_moving_is_best_where_it_costs_next_to_nothing_and_never_where_it_costs_
     assert charts.drifting(often).layout.title.text.startswith("Best: move") and len(charts.drifting(seldom).data) == 5
 
 
+def test_a_stop_is_heard_between_two_windows_that_a_plan_is_timed_on(monkeypatch) -> None:
+    timed, seconds = [], Judge.seconds
+    monkeypatch.setattr(
+        Judge, "seconds", lambda judge, plan, window, *more: timed.append(1) or seconds(judge, plan, window, *more)
+    )
+    assert not judged(history(4, wander=0.3, tokens=200), 1, stop=lambda: bool(timed)) and len(timed) == 1
+
+
 def test_no_policy_knows_the_window_that_it_is_judged_on_and_a_stopped_history_is_its_beginning() -> None:
     windows = history(5)
     answers = judged(windows, 8)
