@@ -53,7 +53,8 @@ def run_plan(options: argparse.Namespace) -> int:
                 try:
                     turned = list(waterfall(problem, baseline_of(problem), plans, knobs, stop, report))
                 except InputError as error:  # contiguous blocks do not fit, but a plan does
-                    print(f"the knobs cannot be turned from what is deployed: {one_line(error)}", file=sys.stderr)
+                    text = one_line(str(error))
+                    print(f"the knobs cannot be turned from what is deployed, see --in-use: {text}", file=sys.stderr)
         for title, reason in comparison.refused.items():
             print(f"{title} cannot plan for this: {one_line(reason)}", file=sys.stderr)
         if not plans:

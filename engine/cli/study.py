@@ -251,7 +251,8 @@ def _imprecision_text(content: Document) -> str:
     systems = list(dict.fromkeys(system for _, system in times))
     levels = sorted({level for level, _ in times})
     rows = [[share(level), *(_median(times.get((level, system))) for system in systems)] for level in levels]
-    return table(["noise", *systems], rows) + f"\nmedian of {content['seeds']} draws; costs: {content['cost_source']}"
+    of = f"median of {content['seeds']} draws" if content["seeds"] > 1 else "one draw"
+    return table(["noise", *systems], rows) + f"\n{of}; costs: {content['cost_source']}"
 
 
 def _median(times: list[float] | None) -> str:

@@ -234,7 +234,8 @@ def lina_study(ask: LinaAsk, context: Context) -> LinaAnswer:
             raise InputError(f"{profile.name} has no tokens whose paths could predict anything; learn from a routing log")
     lengths = [length for length in ask.lengths if length < trace.layers]
     if not lengths:
-        raise InputError(f"{trace.layers} layers are too few: choose a path length below {trace.layers}")
+        few = f"{trace.name} has {trace.layers} MoE layers"
+        raise InputError(f"{few}: " + ("no path goes on" if trace.layers < 2 else f"choose lengths below {trace.layers}"))
     common = (
         problem.with_workload(served),
         profile,

@@ -22,7 +22,7 @@ from engine.store.problems import as_json, problem_arguments
 from engine.systems import SYSTEMS, run
 from engine.training import usual_step
 from tests.cases.problems import small
-from tests.cases.samples import chained
+from tests.cases.samples import chained, with_memory
 from tests.jobs.asking import FakeContext, in_json, strict
 from tests.strategies import cluster_of, make_gpu
 
@@ -160,6 +160,8 @@ def test_answers_in_words(engine, inputs, tmp_path: Path) -> None:
     ("words", "said"),
     [
         ("capacity", "study capacity needs --set target=…"),
+        ("curve --set field=width --set values=a,b", "study curve: values → 0: Input should be a number (and 1 more)"),
+        ("affinity --set sizes=0", "every sample needs a size of at least one token"),
         ("capacity --set target=1 --set system=best-of-all", "'best-of-all' does not plan inference; those that do: aurora, "),
         ("matrix --set system=lancet", "'lancet' does not plan inference"),
         ("curve --set field=latency --set system=lancet", "'lancet' does not plan"),
@@ -174,6 +176,16 @@ def test_answers_in_words(engine, inputs, tmp_path: Path) -> None:
 )
 def test_what_cannot_be_studied_is_refused_in_a_line(words: str, said: str, engine, inputs) -> None:
     assert said in engine.refused("study", *words.split(), *inputs)
+
+
+def test_a_plan_is_kept_where_knobs_cannot_be_turned_from_what_is_deployed(engine, inputs, problem: Problem, tmp_path) -> None:
+    inputs[3].write_text(with_memory(problem, [8, 1, 1, 1]).cluster.to_json())
+    words = ["plan", *inputs, "--system", "linear", "--set", "slots=uneven", "--waterfall", "-o", tmp_path / "kept.json"]
+    code, out, err = engine(*words)
+    assert code == 0 and "Linear placement" in out and (tmp_path / "kept.json").exists()
+    assert "the knobs cannot be turned from what is deployed, see --in-use: 8 experts per layer do not fit" in err
+    again = engine(*words[:-2], "--in-use", tmp_path / "kept.json")
+    assert again[0] == 0 and "Uneven experts" in again[1]
 
 
 def test_drift_answers_as_its_job_and_its_table_ranks_policies(engine, inputs, problem: Problem, tmp_path) -> None:
