@@ -108,7 +108,8 @@ def run_study(options: argparse.Namespace) -> int:
     ask = ask_type(handler).from_dict(arguments, f"study {options.study}")
     with stopped_by_signals() as stop, progress() as report:
         found = handler(ask, _Watched(stop, report))
-    answer(options, json.loads(found.model_dump_json()), study.text)
+    said = "\nstopped: these are the answers so far" if stop() else ""
+    answer(options, json.loads(found.model_dump_json()), lambda content: study.text(content) + said)
     return 0
 
 
@@ -280,6 +281,8 @@ def _contention_text(content: Document) -> str:
     said = "ordering never pays here" if start is None else f"ordering pays from {100 * start:.3g} % on"
     if start is not None and all_alike(point["seconds"] for point in content["points"]):
         said = "ordering changes nothing here"
+    if len(content["points"]) < content["of"]:
+        said = "from where on ordering pays is not known"
     most = f"orders save {at_most(content['most_saved'])} as things are"
     return columns(content["points"], cells) + f"\n{said}; {most}"
 

@@ -176,7 +176,7 @@ def _point_of_size(
     count, gpus = sizes[index], sizes[index] * sum(len(node.gpus) for node in part)
     chosen = system_named(system, problem)
     try:
-        outcome = run(chosen, fitted(problem, grown(problem.cluster, part, count)), options, stop)
+        outcome = run(chosen, fitted(problem, grown(problem.cluster, part, count)), options, stop, report)
     except InputError as error:
         return CapacityPoint(count, gpus, refused=str(error))
     if outcome.result.status is Status.CANCELLED:

@@ -181,7 +181,7 @@ def score_matrix(ask: MatrixAsk, context: Context) -> MatrixAnswer:
 def _plan_on(common: tuple[list[Problem], System, dict[str, Value]], index: int, stop: Stop, report: Report) -> Plan:
     """The plan made on a recording."""
     problems, system, options = common
-    return run(system, problems[index], options, stop).result.solution
+    return run(system, problems[index], options, stop, report).result.solution
 
 
 class LinaAsk(ProblemAsk):

@@ -1,5 +1,6 @@
 """`study` and `drift` answer as the pages' jobs do, and say in one line what is missing."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -176,6 +177,15 @@ def test_answers_in_words(engine, inputs, tmp_path: Path) -> None:
 )
 def test_what_cannot_be_studied_is_refused_in_a_line(words: str, said: str, engine, inputs) -> None:
     assert said in engine.refused("study", *words.split(), *inputs)
+
+
+def test_a_study_that_was_stopped_says_so_and_no_more_than_it_knows(engine, inputs, monkeypatch) -> None:
+    told = []
+    monkeypatch.setattr("engine.cli.study.progress", lambda: nullcontext(lambda *of: told.append(of)))
+    monkeypatch.setattr("engine.cli.study.stopped_by_signals", lambda: nullcontext(lambda: len(told) > 4))
+    said = engine.text("study", "contention", *inputs)
+    assert said.endswith("\nstopped: these are the answers so far\n") and "from where on ordering pays is not known" in said
+    assert "never pays" not in said
 
 
 def test_a_plan_is_kept_where_knobs_cannot_be_turned_from_what_is_deployed(engine, inputs, problem: Problem, tmp_path) -> None:
