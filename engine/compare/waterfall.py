@@ -150,7 +150,8 @@ def waterfall(
     if problem.goal is Goal.TRAINING:
         yield from _of_step(problem, deployed, found, stop)
         return
-    compile_ahead()
+    ways = [problem.travel, *knobs.travels]
+    compile_ahead(by_rank=any(way is not None and way.replicas not in (None, "fewest") for way in ways))
     work = _Work(problem, deployed, found, knobs, stop)
     now = base = work.judged(_draft(deployed))
     answer = Waterfall(deployed=base.timeline.total)
