@@ -119,6 +119,17 @@ def test_brute_force_over_all_clusters_of_four_nodes_agrees(brute, part, monkeyp
             assert again == pytest.approx(proof.seconds, rel=0.05)
 
 
+def test_a_cluster_that_cannot_be_timed_is_undecided_not_left_out(monkeypatch):
+    def without_times(cost, cluster) -> str | None:
+        return "no times" if all(node.name.startswith("small") for node in cluster.nodes) else None
+
+    monkeypatch.setattr(Datasheet, "lacks_network", without_times)
+    *undecided, found = Sizing(NEED).cheapest(1e3)
+    assert found.met and found.vector == (0, 0, 1)
+    assert [(point.vector, point.objective, point.plan) for point in undecided] == [((2, 0, 0), None, None)]
+    assert 0 < undecided[0].bound <= 1e3
+
+
 def test_no_cluster_below_an_excluded_one_is_faster(brute):
     """Proofs of the whole catalogue hold for all smaller clusters, whatever their rung."""
     sizing, rungs = Sizing(NEED), set()
