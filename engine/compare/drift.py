@@ -227,8 +227,9 @@ class Drift(Frozen):
             text += f", {_against(best.total, always.total, 'moving at every window to the plan of the last one')}"
         if self.later is not None:
             chosen, saved = self.later
-            later = "never moving on the later half"
-            text += f". Chosen by the earlier half alone: {chosen.name}, which takes {_against(1 - saved, 1, later)}"
+            text += f". Chosen by the earlier half alone: {chosen.name}"
+            if chosen.rule != "never":
+                text += f", which takes {_against(1 - saved, 1, 'never moving on the later half')}"
         return f"{text}."
 
 

@@ -127,6 +127,10 @@ def test_moving_is_best_where_it_costs_next_to_nothing_and_never_where_it_costs_
     best = often.policies[0]
     assert best.moves and best.total < often.never.total and best.total <= often.always.total
     assert best.name in often.in_words and "% less than never moving" in often.in_words
+    still = often.never.model_copy(update={"seconds": (0.0,) * 4})
+    staying = tuple(still if row is often.never else row for row in often.policies)
+    alone = often.model_copy(update={"policies": staying})
+    assert alone.in_words.endswith("Chosen by the earlier half alone: never move.") and "on the later half" in often.in_words
     chosen, saved = often.later
     assert chosen.part(0, 2) == min(row.part(0, 2) for row in often.policies)
     assert chosen.part(0, 2) + chosen.part(2, 4) == pytest.approx(chosen.total)
