@@ -174,11 +174,18 @@ def shortened(text: str, most: int = 80) -> str:
 
 
 def first_fault(error: pydantic.ValidationError) -> str:
-    """The first complaint of pydantic as `field → 0 → name: reason`."""
-    fault = error.errors(include_url=False)[0]
-    place = " → ".join(one_line(shortened(str(part))) for part in fault["loc"])
-    reason = fault["msg"].removeprefix("Value error, ")
-    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    """The first complaint of pydantic as `field → 0 → name: reason`. Kinds of numbers are one, and a list whose items are at
+    fault is not itself."""
+    faults: dict[tuple, str] = {}
+    for fault in error.errors(include_url=False):
+        place, reason = fault["loc"], fault["msg"].removeprefix("Value error, ")
+        if place and place[-1] in ("int", "float"):
+            place, reason = place[:-1], "Input should be a number"
+        faults.setdefault(place, reason)
+    inner = [place for place in faults if not any(place == each[: len(place)] != each for each in faults)]
+    place, reason, more = " → ".join(one_line(shortened(str(part))) for part in inner[0]), faults[inner[0]], ""
+    if len(inner) > 1:
+        more = f" (and {len(inner) - 1} more)"
     return f"{place}: {reason}{more}" if place else f"{reason}{more}"
 
 

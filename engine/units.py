@@ -45,12 +45,19 @@ def bandwidth(value: float) -> str:
 
 
 def share(value: float) -> str:
-    """`43 %`; one decimal below ten percent; `< 0.1 %` for a positive share that would round to 0; no `-0.0 %`."""
+    """`43 %`; one decimal below ten percent, thousands separated; `< 0.1 %` for a positive share that would round to 0; no
+    `-0.0 %`."""
     if 0 < value < 0.0005:
         return "< 0.1 %"
     if -0.0005 < value < 0:
         return "0.0 %"
-    return f"{value:.0%}".replace("%", " %") if abs(value) >= 0.1 else f"{value:.1%}".replace("%", " %")
+    return f"{value:,.0%}".replace("%", " %") if abs(value) >= 0.1 else f"{value:.1%}".replace("%", " %")
+
+
+def at_most(value: float) -> str:
+    """`at most 43 %`; `less than 0.1 %` for a share that would round to 0."""
+    text = share(value)
+    return f"less than {text[2:]}" if text.startswith("<") else f"at most {text}"
 
 
 def signed(value: float) -> str:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine import units
@@ -69,11 +69,13 @@ def test_a_longer_time_never_reads_as_a_shorter_one(first, second):
     assert short * FACTOR[of_short] <= long * FACTOR[of_long] * (1 + 1e-12)
 
 
-@given(st.floats(0, 10))
+@given(st.floats(0, 1000))
+@example(0.0004)
 def test_a_share_that_is_not_nothing_never_reads_as_nothing(value):
     text = units.share(value)
-    assert re.fullmatch(r"(< )?\d+(\.\d)? %", text)
+    assert re.fullmatch(r"(< )?[\d,]+(\.\d)? %", text)
     assert (text == "0.0 %") == (value == 0)
+    assert units.at_most(value) == (f"less than {text[2:]}" if value and text[0] == "<" else f"at most {text}")
 
 
 def test_json_is_what_json_is():

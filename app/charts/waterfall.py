@@ -17,7 +17,7 @@ from app.charts.theme import (
     strokes,
     tips,
 )
-from engine.compare.waterfall import Waterfall
+from engine.compare.waterfall import SAYS_LITTLE, Waterfall
 from engine.units import TIME, scale_of, seconds, share
 
 ROUND_OFF = 1e-9
@@ -66,7 +66,7 @@ def waterfall(turned: Waterfall, dark: bool = False, so_far: bool = False) -> go
     if turned.floor is not None:
         left = turned.total - turned.floor
         names.append("Left at most")
-        said.append(share(turned.left))
+        said.append(share(turned.left) if turned.left <= SAYS_LITTLE else f"> {share(SAYS_LITTLE)}")
         figure.add_bar(
             x=[left / factor],
             y=[len(names) - 1 + BELOW],

@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 
 from app.charts import stacks, theme
 from app.charts.sweep import PARTS
-from engine.compare.contention import MODES, ContentionPoint
+from engine.compare.contention import MODES, ContentionPoint, all_alike
 from engine.compare.what_if import Outlook
 from engine.units import TIME, ratio, scale_of, seconds, share
 
@@ -321,7 +321,7 @@ def contention(points: Sequence[ContentionPoint], pays_from: float | None, compl
                 f"{title}<br>{_percent(value)}: {seconds(total)}" for value, total in zip(values, totals, strict=True)
             ),
         )
-    if pays_from is not None:
+    if pays_from is not None and not all_alike(point.seconds for point in points):
         figure.add_vline(
             x=float(np.interp(pays_from, values, np.arange(len(values)))),
             line={"color": theme.NEUTRAL, "width": 1, "dash": "dash"},
@@ -351,6 +351,8 @@ def _finding(points: Sequence[ContentionPoint], pays_from: float | None, complet
     gain = ratio(last.seconds["concurrent"] / (last.seconds["concurrent"] - last.saved))
     if pays_from is None and last.saved >= 0:  # stopped before the contention was known
         return f"Ordering pays at {_percent(last.contention)} contention, and is {gain} as fast"
+    if pays_from is not None and all_alike(point.seconds for point in points):
+        return f"Ordering changes nothing up to {_percent(last.contention)} contention"
     if pays_from is None:
         return f"Ordering does not pay up to {_percent(last.contention)} contention"
     if pays_from == first.contention:

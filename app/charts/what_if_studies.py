@@ -12,7 +12,7 @@ from engine.compare.capacity import CapacityPoint, hardware, smallest
 from engine.compare.drift import Drift, Followed
 from engine.compare.imprecision import ImprecisionPoint
 from engine.compare.sensitivity import ANEW, CurvePoint, SensitivityPoint
-from engine.units import TIME, digits, ratio, scale_of, seconds, share
+from engine.units import TIME, at_most, digits, ratio, scale_of, seconds, share
 
 STYLES = {
     "aurora": (theme.TEAL, "solid", "circle"),
@@ -388,9 +388,7 @@ def _course(points: Sequence[CurvePoint], series: Sequence[str], ratios: bool, c
     sentence = ""
     if anew := {value: own[value] / total for value, total in totals[ANEW].items() if value in own}:
         worst = max(anew, key=anew.get)
-        sentence = (
-            f"keeping {theme.plain(series[0])} costs at most {share(max(anew[worst] - 1, 0))} (at {_value(worst, ratios)})"
-        )
+        sentence = f"keeping {theme.plain(series[0])} costs {at_most(max(anew[worst] - 1, 0))} (at {_value(worst, ratios)})"
     elif len(series) > 1:
         other = {value: total / own[value] for value, total in totals[series[1]].items() if value in own}
         behind = [value for value, relative in other.items() if relative < 1]

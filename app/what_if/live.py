@@ -327,7 +327,7 @@ def contention(problem: Problem) -> None:
             widgets.chart(charts.contention(points, answer.pays_from, complete), "what-if-pays")
             now = "As things are" if problem.network.contended else "With ports that keep their full rate, as now,"
             st.caption(
-                f"{plain(answer.plan)}. {now} no order of this placement can save more than {units.share(answer.most_saved)} "
+                f"{plain(answer.plan)}. {now} orders of this placement can save {units.at_most(answer.most_saved)} "
                 f"of all at once (bound). Costs: {plain(answer.cost_source)}."
             )
             studies.download(points, "contention")

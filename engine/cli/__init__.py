@@ -10,7 +10,9 @@ import sys
 from importlib import import_module
 
 from engine.cli.commands import GROUPS
-from engine.errors import InputError, one_line
+from engine.errors import InputError, StoppedError, one_line
+
+STOPPED = 130
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -22,7 +24,7 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stdout.flush()
     except InputError as error:
         import_module("engine.cli.output").error(one_line(str(error)))
-        return 2
+        return STOPPED if isinstance(error, StoppedError) else 2
     except BrokenPipeError:
         # The reader of our output has closed it (`| head`): print nothing more, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -44,6 +44,13 @@ SEVERAL = {"action": "append", "default": []}
 """Arguments of `add_argument` for an option that may be given several times."""
 
 
+def count(text: str) -> int:
+    """A whole number above 0. Raises argparse.ArgumentTypeError for one below."""
+    if (value := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{value} is below 1")
+    return value
+
+
 def add_options(parser: Any, options: dict[str, Any], required: bool = False) -> None:
     """Add options: with a metavar of one value, without one of none or of given choices.
 

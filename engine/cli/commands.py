@@ -17,6 +17,7 @@ from engine.cli.arguments import (
     add_options,
     add_step,
     add_travel,
+    count,
 )
 from engine.systems import FILES
 
@@ -187,7 +188,7 @@ def _size(commands: Commands) -> None:
     }
     add_options(command, required, required=True)
     options = {
-        "--front N": "so many clusters, each for a fifth less time than the last one takes",
+        "--front N": ("so many clusters, each for a fifth less time than the last one takes", {"type": count}),
         "--cost SOURCE": ("as for plan (default: datasheet)", SEVERAL),
         "-o --output FOLDER": "where the clusters and plans that meet it go",
     }

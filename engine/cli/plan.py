@@ -14,12 +14,12 @@ from engine.compare.baseline import baseline_of
 from engine.compare.comparison import Choice, Comparison
 from engine.compare.sensitivity import describe_graph, operators_of
 from engine.compare.waterfall import Knobs, waterfall
-from engine.errors import InputError, one_line
+from engine.errors import InputError, StoppedError, one_line
 from engine.goal import Goal
 from engine.problem import Problem
 from engine.result import Status
 from engine.store.problems import save_inputs
-from engine.systems import SYSTEMS, named_for, systems_for
+from engine.systems import SYSTEMS, system_named, systems_for
 from engine.units import quantity, seconds, share, size
 from engine.validate import refuse_broken
 
@@ -53,11 +53,14 @@ def run_plan(options: argparse.Namespace) -> int:
                 try:
                     turned = list(waterfall(problem, baseline_of(problem), plans, knobs, stop, report))
                 except InputError as error:  # contiguous blocks do not fit, but a plan does
-                    print(f"the knobs cannot be turned from what is deployed: {one_line(error)}", file=sys.stderr)
+                    text = one_line(str(error))
+                    print(f"the knobs cannot be turned from what is deployed, see --in-use: {text}", file=sys.stderr)
         for title, reason in comparison.refused.items():
             print(f"{title} cannot plan for this: {one_line(reason)}", file=sys.stderr)
         if not plans:
-            raise InputError("stopped before there was a plan" if stop() else "no system can plan for this")
+            if stop():
+                raise StoppedError("stopped before there was a plan")
+            raise InputError("no system can plan for this")
         ranked = sorted(zip(comparison.candidates, plans, strict=True), key=lambda pair: pair[0].metrics.total)
         fastest, best = ranked[0]
         if options.output:
@@ -93,12 +96,9 @@ def _judged_by_step(problem: Problem, options: argparse.Namespace) -> Problem:
 def _choices(options: argparse.Namespace, problem: Problem) -> list[Choice]:
     """The systems that --system names, each with those of the --set options that it has. Raises InputError for a system that
     plans for another goal, and for an option that none of them has."""
-    systems, named = list(systems_for(problem).values()), named_for(problem)
+    systems = list(systems_for(problem).values())
     if options.system != "all":
-        if options.system not in named:
-            goal = Goal.TRAINING if problem.goal is Goal.TRAINING else Goal.INFERENCE
-            raise InputError(f"{options.system} does not plan {goal}; those that do: {', '.join(named)}")
-        systems = [named[options.system]]
+        systems = [system_named(options.system, problem)]
     settings = dict(split_setting(setting) for setting in options.settings)
     own = [set(system.options.model_fields) for system in systems]
     for name in settings:

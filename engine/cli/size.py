@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from engine import formats
+from engine.cli import STOPPED
 from engine.cli.inputs import read_cost, read_recording, read_travel
 from engine.cli.judgement import config_of
 from engine.cli.output import answer, columns, progress, stopped_by_signals, write
@@ -63,7 +64,7 @@ def run_size(options: argparse.Namespace) -> int:
         answer(options, rows, lambda rows: _as_text(rows, need, unit, notes))
         for note in notes if options.json else ():
             print(f"note: {note}", file=sys.stderr)
-    return 0 if met else INFEASIBLE
+    return 0 if met else STOPPED if stop() else INFEASIBLE
 
 
 def _served(options: argparse.Namespace, target: Target, model: MoEModel) -> tuple[Served | None, list[str]]:

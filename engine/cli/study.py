@@ -28,7 +28,7 @@ from engine.cli.output import answer, columns, progress, stopped_by_signals, tab
 from engine.compare.affinity import sorted_choices
 from engine.compare.baseline import baseline_of
 from engine.compare.capacity import ladder, parts_of
-from engine.compare.contention import exclusive_and_colocated
+from engine.compare.contention import all_alike, exclusive_and_colocated
 from engine.compare.drift import Drift, drift, in_parts
 from engine.compare.held_out import Maker
 from engine.compare.imprecision import LEVELS
@@ -47,7 +47,7 @@ from engine.result import Stop
 from engine.store.problems import as_json, problem_arguments, save_recordings
 from engine.systems import SYSTEMS, systems_for
 from engine.systems.base import Report
-from engine.units import digits, ratio, seconds, share, signed
+from engine.units import at_most, digits, ratio, seconds, share, signed
 from engine.validate import refuse_broken
 from engine.workload import RoutingTrace
 
@@ -108,7 +108,8 @@ def run_study(options: argparse.Namespace) -> int:
     ask = ask_type(handler).from_dict(arguments, f"study {options.study}")
     with stopped_by_signals() as stop, progress() as report:
         found = handler(ask, _Watched(stop, report))
-    answer(options, json.loads(found.model_dump_json()), study.text)
+    said = "\nstopped: these are the answers so far" if stop() else ""
+    answer(options, json.loads(found.model_dump_json()), lambda content: study.text(content) + said)
     return 0
 
 
@@ -251,7 +252,8 @@ def _imprecision_text(content: Document) -> str:
     systems = list(dict.fromkeys(system for _, system in times))
     levels = sorted({level for level, _ in times})
     rows = [[share(level), *(_median(times.get((level, system))) for system in systems)] for level in levels]
-    return table(["noise", *systems], rows) + f"\nmedian of {content['seeds']} draws; costs: {content['cost_source']}"
+    of = f"median of {content['seeds']} draws" if content["seeds"] > 1 else "one draw"
+    return table(["noise", *systems], rows) + f"\n{of}; costs: {content['cost_source']}"
 
 
 def _median(times: list[float] | None) -> str:
@@ -277,7 +279,11 @@ def _contention_text(content: Document) -> str:
     cells |= {mode: lambda row, mode=mode: seconds(row["seconds"][mode]) for mode in modes}
     start = content["pays_from"]
     said = "ordering never pays here" if start is None else f"ordering pays from {100 * start:.3g} % on"
-    most = f"no order saves more than {share(content['most_saved'])} as things are"
+    if start is not None and all_alike(point["seconds"] for point in content["points"]):
+        said = "ordering changes nothing here"
+    if len(content["points"]) < content["of"]:
+        said = "from where on ordering pays is not known"
+    most = f"orders save {at_most(content['most_saved'])} as things are"
     return columns(content["points"], cells) + f"\n{said}; {most}"
 
 

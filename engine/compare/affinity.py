@@ -161,7 +161,7 @@ def tokens_enough(
     whole = plan_on.tokens
     wanted = sorted({min(int(size), whole) for size in sizes or default_sizes(whole)})
     if wanted[0] < 1 or seeds < 1:
-        raise InputError("tokens_enough: every sample needs at least one token, and every size one seed")
+        raise InputError("every sample needs a size of at least one token, and every size at least one seed")
     curve = TokensEnough(
         gpus, first_choice, unit, whole, score_on.tokens, linear=kept(_linear(instance), counts), limit=keep_limit(counts, gpus)
     )

@@ -12,7 +12,7 @@ from engine.parallel import reported
 from engine.plan import Claim
 from engine.problem import Problem, make_problem
 from engine.result import Status, Stop, never
-from engine.systems import named_for, run
+from engine.systems import run, system_named
 from engine.systems.base import Report, silent
 from engine.systems.options import Value
 from engine.workload import RoutingTrace, TrafficMatrix, Workload
@@ -174,8 +174,9 @@ def _point_of_size(
     """The point of one of the sizes; None when stopped."""
     (problem, part, system, options), sizes = common
     count, gpus = sizes[index], sizes[index] * sum(len(node.gpus) for node in part)
+    chosen = system_named(system, problem)
     try:
-        outcome = run(named_for(problem)[system], fitted(problem, grown(problem.cluster, part, count)), options, stop)
+        outcome = run(chosen, fitted(problem, grown(problem.cluster, part, count)), options, stop, report)
     except InputError as error:
         return CapacityPoint(count, gpus, refused=str(error))
     if outcome.result.status is Status.CANCELLED:

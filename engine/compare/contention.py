@@ -4,7 +4,7 @@ that meets at a port costs more.
 The share of time in which GPUs compute with one model alone on them, and with both (Aurora §8.1 and Figure 12).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import starmap
@@ -92,6 +92,11 @@ def pays_from(points: Sequence[ContentionPoint], problem: Problem, plans: Mappin
             middle = (low + high) / 2
             low, high = (low, middle) if seconds_at(middle, problem, plans).saved >= 0 else (middle, high)
     return high
+
+
+def all_alike(points: Iterable[Mapping[str, float]]) -> bool:
+    """True if no order is ever faster than all sends at once. points: seconds by mode"""
+    return all(min(seconds.values()) >= seconds["concurrent"] * (1 - 1e-9) for seconds in points)
 
 
 def seconds_at(contention: float, problem: Problem, plans: Mapping[str, Plan]) -> ContentionPoint:

@@ -27,6 +27,7 @@ from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix, Workload
 PASSES = 1000
 """Passes between windows unless told otherwise: SGLang balances its experts anew after so many
 (`--eplb-rebalance-num-iterations`)."""
+MOST_PASSES = 10**12
 FEWEST_WINDOWS, MOST_WINDOWS = 3, 64
 EVERY = (1, 2, 3, 4, 6)
 """Numbers of windows between moves that are tried."""
@@ -219,14 +220,16 @@ class Drift(Frozen):
         """The best policy, and the share of the time that it saves."""
         best, never, always = self.policies[0], self.never, self.always
         if best.rule == "never":
-            return f"Never moving is best; moving at every window takes {_against(always.total, never.total)}."
-        moves = f"its {len(best.moves)} moves counted, it takes"
-        text = f"Best: {best.name}; {moves} {_against(best.total, never.total)} than never moving"
+            return f"Never moving is best; moving at every window takes {_against(always.total, never.total, 'never moving')}."
+        moves = f"its {len(best.moves)} move{'s' * (len(best.moves) > 1)} counted, it takes"
+        text = f"Best: {best.name}; {moves} {_against(best.total, never.total, 'never moving')}"
         if best is not always:
-            text += f", {_against(best.total, always.total)} than moving at every window to the plan of the last one"
+            text += f", {_against(best.total, always.total, 'moving at every window to the plan of the last one')}"
         if self.later is not None:
             chosen, saved = self.later
-            text += f". Chosen by the earlier half alone: {chosen.name}; {_against(1 - saved, 1)} than never on the later half"
+            text += f". Chosen by the earlier half alone: {chosen.name}"
+            if chosen.rule != "never":
+                text += f", which takes {_against(1 - saved, 1, 'never moving on the later half')}"
         return f"{text}."
 
 
@@ -234,10 +237,10 @@ def _saved(seconds: float, of: float) -> float:
     return 1 - seconds / of if of else 0.0
 
 
-def _against(seconds: float, other: float) -> str:
-    """`3.2 % less` time."""
+def _against(seconds: float, other: float, name: str) -> str:
+    """`3.2 % less than` another of that name, or `as long as` that."""
     saved = _saved(seconds, other)
-    return f"{100 * abs(saved):.2g} % {'less' if saved >= 0 else 'more'}"
+    return f"{100 * abs(saved):.2g} % {'less' if saved > 0 else 'more'} than {name}" if saved else f"as long as {name}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -342,8 +345,8 @@ def drift(
 def _check(windows: Sequence[Workload], passes: int) -> None:
     if not FEWEST_WINDOWS <= len(windows) <= MOST_WINDOWS:
         raise InputError(f"drift takes {FEWEST_WINDOWS} to {MOST_WINDOWS} windows, not {len(windows)}")
-    if passes < 1:
-        raise InputError(f"{passes} passes of a window are fewer than 1")
+    if not 1 <= passes <= MOST_PASSES:
+        raise InputError(f"{passes} passes of a window are not between 1 and {MOST_PASSES:,}")
     for window in windows:
         if type(window) is not type(windows[0]):
             raise InputError(f"{window.name} and {windows[0].name} are of different kinds; give windows of one kind")
@@ -387,9 +390,12 @@ def _timed(common: tuple, index: int, stop: Stop, report: Report) -> Timed | Non
                 gpus = len(judge.problem.cluster.gpus)
                 recording = recording_of_step(recording, judge.serving.step, judge.problem.model, gpus)
             plan = maker.plan((recording,), stop, report)
-        first = job.window - 1
-        timed = Timed(plan, first, tuple(judge.seconds(plan, window, stop) for window in windows[first:]))
-        return None if stop() else timed
+        first, seconds = job.window - 1, []
+        for window in windows[first:]:
+            if stop():
+                return None
+            seconds.append(judge.seconds(plan, window, stop))
+        return None if stop() else Timed(plan, first, tuple(seconds))
     except StoppedError:
         return None
 

@@ -166,7 +166,7 @@ def _plan_of(common: tuple, index: int, stop: Stop, report: Report) -> Plan | No
     """None when stopped."""
     problem, chosen = common
     contender, options = chosen[index]
-    result = run(SYSTEMS[contender.system], problem, options, stop).result
+    result = run(SYSTEMS[contender.system], problem, options, stop, report).result
     return None if result.status is Status.CANCELLED else result.solution
 
 

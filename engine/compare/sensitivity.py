@@ -208,7 +208,7 @@ def _points_at(common: tuple, index: int, stop: Stop, report: Report) -> list[Cu
     try:
         then = changed(problem, change)
         system, options = anew
-        result = run(system, then, options, stop).result
+        result = run(system, then, options, stop, report).result
     except InputError:
         return [*points, CurvePoint(ANEW, value, None)]
     if result.status is Status.CANCELLED:

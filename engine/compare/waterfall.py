@@ -20,7 +20,7 @@ from engine.errors import InputError, StoppedError
 from engine.goal import Goal
 from engine.placement.best import compile_ahead, search
 from engine.plan import Placement, Plan, SendOrder, Travel
-from engine.problem import Problem
+from engine.problem import MEMORY_SHARE, Problem
 from engine.result import GUARD, Guard, Ints, Provenance, Stop, never, relative_gap, unwatched
 from engine.schema import Frozen
 from engine.simulate import loads_of, simulate
@@ -34,12 +34,14 @@ from engine.systems.exflow import ExFlowOptions, exflow
 from engine.systems.options import patient
 from engine.systems.pieces import best_order, placement_of
 from engine.systems.training import best as step
-from engine.units import seconds, share
+from engine.units import at_most, seconds
 
 ORDERS = "matched", "shared", "two-tier", "concurrent"
 """Send orders that a placement can be given before the order itself is a knob; others count as a plain all-to-all."""
 COUNTS = 5e-4
 """Share of the deployed plan's time from which on a sentence names what a knob saves."""
+SAYS_LITTLE = 10.0
+"""Share of the floor from which on the time above it says nothing of what can be gained."""
 HALVINGS = 40
 
 
@@ -92,11 +94,17 @@ class Waterfall(Frozen):
         parts = [f"{knob.partition(',')[0].lower()} {seconds(saved)}" for knob, saved in named[1:]]
         text = f"No knob saves anything that counts of {seconds(self.deployed)}"
         if named:
-            text = f"{named[0][0].partition(',')[0]} saves {seconds(named[0][1])} of {seconds(self.deployed)}"
-        text = ", ".join([text, *parts])
-        return f"{text}; " + (
-            "how much is left is not known" if self.left is None else f"at most {share(self.left)} is left (proven)"
-        )
+            knob = named[0][0].partition(",")[0]
+            text = f"{knob} {'save' if knob.endswith('s') else 'saves'} {seconds(named[0][1])} of {seconds(self.deployed)}"
+        return f"{', '.join([text, *parts])}; {self._left_in_words}"
+
+    @property
+    def _left_in_words(self) -> str:
+        if self.left is None:
+            return "how much is left is not known"
+        if self.left > SAYS_LITTLE:
+            return f"the proven floor, {seconds(self.floor)}, is too far below to say how much is left"
+        return f"{at_most(self.left) if self.left > 0 else 'nothing'} is left (proven)"
 
 
 class Knobs(NamedTuple):
@@ -142,7 +150,8 @@ def waterfall(
     if problem.goal is Goal.TRAINING:
         yield from _of_step(problem, deployed, found, stop)
         return
-    compile_ahead()
+    ways = [problem.travel, *knobs.travels]
+    compile_ahead(by_rank=any(way is not None and way.replicas not in (None, "fewest") for way in ways))
     work = _Work(problem, deployed, found, knobs, stop)
     now = base = work.judged(_draft(deployed))
     answer = Waterfall(deployed=base.timeline.total)
@@ -201,8 +210,17 @@ class _Work:
         self.mode = deployed.send_order.mode if deployed.send_order.mode in ORDERS else "concurrent"
         held, experts = deployed.placement.slots, problem.workload.num_experts
         self.fits = np.minimum(problem.expert_slots_of_gpu(), experts)
+        if problem.judged_by is not None:  # beside the other weights, keys and values of the step
+            free = problem.cluster.values("memory") * MEMORY_SHARE - problem.judged_by.bytes_beside(problem)
+            free = np.clip(free // (problem.model.bytes_per_expert * problem.workload.layers), held.max(axis=0), experts)
+            self.fits = np.minimum(self.fits, free.astype(np.int64))
         even = np.minimum(-(-experts // len(self.fits)), self.fits)
         self.room, self.slots = np.maximum(held.max(axis=0), even), int(held.sum(axis=1).max())
+
+    def go_on(self) -> None:
+        """Raises StoppedError once asked to stop."""
+        if self.stop():
+            raise StoppedError("stopped before the knob was turned")
 
     def judged(self, draft: Draft, problem: Problem | None = None) -> Candidate:
         """A draft as it is simulated."""
@@ -220,6 +238,7 @@ class _Work:
         """Those of the placements that fit the memory: of layers with unequal slots each may, and all of them not."""
         placed = []
         for placement in placements:
+            self.go_on()
             with suppress(InputError):
                 placed.append(self.placed(placement, problem))
         return placed
@@ -241,7 +260,10 @@ class _Work:
             return candidates
         fastest = np.array([each.layers for each in candidates]).argmin(axis=0)
         rows = [candidates[number].draft.placement.experts_of_gpu[layer] for layer, number in enumerate(fastest)]
-        tasks = [layers.task(layer, placement_of(rows, problem)) for layer in range(len(rows))]
+        begun, tasks = placement_of(rows, problem), []
+        for layer in range(len(rows)):
+            self.go_on()
+            tasks.append(layers.task(layer, begun))
         guard = Guard(self.stop, self.knobs.time_limit * GUARD)
         search(tasks, self.knobs.time_limit, self.knobs.seed, guard, unwatched)
         more = [placement_of(held, problem) for held in (rows, [task.held for task in tasks])]
@@ -307,14 +329,18 @@ def _uneven(work: _Work, base: Candidate, now: Candidate) -> Turned:
 def _copies(work: _Work, base: Candidate, now: Candidate) -> Turned:
     """Spare slots. Alone: every expert stays, and copies of the busiest come to the GPUs with the least to do."""
     gpus, work.single = len(work.fits), now.draft
-    spare = min(work.knobs.spare, (int(work.fits.sum()) - work.slots) // gpus)
-    if spare < 1:
+    # Slots that are left over where GPUs do not divide the experts count as spare, as in `best`.
+    wanted = max(work.slots, -(-work.usual.workload.num_experts // gpus) * gpus) + work.knobs.spare * gpus
+    more = min(wanted, int(work.fits.sum())) - work.slots
+    if more < 1:
         return lambda _: "Copies, no room", [], []
-    alone = work.all_placed([placement_of(_copied(work, base.draft.placement, spare), work.usual)], work.usual)
-    work.slots += spare * gpus
+    spare = min(work.knobs.spare, more // gpus)
+    alone = work.all_placed([placement_of(_copied(work, base.draft.placement, spare), work.usual)] * (spare > 0), work.usual)
+    work.slots += more
     starts = [now.draft, *work.replicated(work.problem, spare)]
     after = work.searched(work.problem, starts, work.room, work.slots)
-    return lambda _: f"Copies, {spare} spare slot{'s' * (spare > 1)}", alone, after
+    said = f"{spare} spare slot{'s' * (spare > 1)}" if spare == work.knobs.spare else f"{more} slot{'s' * (more > 1)} in all"
+    return lambda _: f"Copies, {said}", alone, after
 
 
 def _execution(work: _Work, base: Candidate, now: Candidate) -> Turned:

@@ -23,7 +23,7 @@ from engine.result import GUARD, Limits, Provenance, Status, Stop, library_versi
 from engine.schema import Frozen
 from engine.simulate import bound_of_plan, loads_of, simulate
 from engine.simulate.two_phase import SCHEMES, Figures, TwoPhaseOptions, two_phase
-from engine.systems import System, named_for, run
+from engine.systems import System, run, system_named
 from engine.systems.base import Draft, Report
 from engine.systems.joint import START_SHARE, instance_of, moves_left, moves_to, start_of
 from engine.systems.options import Value
@@ -159,7 +159,7 @@ def score_matrix(ask: MatrixAsk, context: Context) -> MatrixAnswer:
     problem = ask.problem()
     recordings = [store.load_workload(digest) for digest in ask.recordings]
     problems = [problem.with_workload(recording) for recording in recordings]
-    count, system = len(problems), named_for(problem)[ask.system]
+    count, system = len(problems), system_named(ask.system, problem)
     tables = {name: [[None] * count for _ in problems] for name in ("seconds", "balancedness", "kept_local", "overload")}
     names = tuple(recording.name for recording in recordings)
     context.keep(MatrixAnswer(names=names, system=system.title, **tables))
@@ -181,7 +181,7 @@ def score_matrix(ask: MatrixAsk, context: Context) -> MatrixAnswer:
 def _plan_on(common: tuple[list[Problem], System, dict[str, Value]], index: int, stop: Stop, report: Report) -> Plan:
     """The plan made on a recording."""
     problems, system, options = common
-    return run(system, problems[index], options, stop).result.solution
+    return run(system, problems[index], options, stop, report).result.solution
 
 
 class LinaAsk(ProblemAsk):
@@ -234,7 +234,8 @@ def lina_study(ask: LinaAsk, context: Context) -> LinaAnswer:
             raise InputError(f"{profile.name} has no tokens whose paths could predict anything; learn from a routing log")
     lengths = [length for length in ask.lengths if length < trace.layers]
     if not lengths:
-        raise InputError(f"{trace.layers} layers are too few: choose a path length below {trace.layers}")
+        few = f"{trace.name} has {trace.layers} MoE layers"
+        raise InputError(f"{few}: " + ("no path goes on" if trace.layers < 2 else f"choose lengths below {trace.layers}"))
     common = (
         problem.with_workload(served),
         profile,

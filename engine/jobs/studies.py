@@ -25,7 +25,7 @@ from engine.plan import Claim, Plan
 from engine.result import Status
 from engine.schema import Frozen
 from engine.simulate import bound_of_plan, loads_of, simulate
-from engine.systems import run, systems_for
+from engine.systems import run, system_named
 from engine.workload import RoutingTrace
 
 Number = int | float
@@ -200,7 +200,7 @@ def curve_study(ask: CurveAsk, context: Context) -> CurveAnswer:
         plan.name if turn == 0 or plan.name != plans[0].name else f"{plan.name} {plan.id[:8]}": plan
         for turn, plan in enumerate(plans)
     }
-    anew = (systems_for(problem)[ask.system], ask.options) if ask.system else None
+    anew = (system_named(ask.system, problem), ask.options) if ask.system else None
     answer = CurveAnswer(
         field=ask.field,
         series=tuple(names),
@@ -341,7 +341,7 @@ class ReplanAnswer(Answer):
 def replan(ask: ReplanAsk, context: Context) -> ReplanAnswer:
     """Run a system for the problem after a change."""
     problem, change = ask.problem(), ask.change
-    system = systems_for(problem)[ask.system]
+    system = system_named(ask.system, problem)
     context.report(0.0, f"{system.title} for {change.in_words}")
     outcome = run(system, changed(problem, change), ask.options, context.stop, context.report)
     solution = outcome.result.solution

@@ -29,7 +29,7 @@ from engine.serving.step import ServingStep
 from engine.simulate.compile_ahead import compile_ahead
 from engine.simulate.serving import Serving
 from engine.store.problems import problem_from
-from engine.systems import named_for
+from engine.systems import named_for, system_named
 from engine.systems.base import Outcome, Report
 from engine.systems.pieces import TIE
 
@@ -114,8 +114,7 @@ def optimise(ask: OptimiseAsk, context: Context) -> OptimiseAnswer:
     problem = ask.problem()
     if ask.serving is not None:
         problem = replace(problem, judged_by=ask.serving.serving(problem))
-    registry = named_for(problem)
-    choices = [(registry[choice.name], choice.options) for choice in ask.systems]
+    choices = [(system_named(choice.name, problem), choice.options) for choice in ask.systems]
     timed = [(runtimes.estimate(problem, system, options), (system, options)) for system, options in choices]
     timed.sort(key=lambda pair: (not pair[1][0].baseline, pair[1][0].name == BEST, math.inf if pair[0] is None else pair[0]))
     choices, seconds = [choice for _, choice in timed], [seconds for seconds, _ in timed]
@@ -131,7 +130,7 @@ def optimise(ask: OptimiseAsk, context: Context) -> OptimiseAnswer:
         found, latest = [row.plan for row in comparison.candidates], None
         with contextlib.suppress(InputError):  # what is deployed does not fit, or an option cannot be, as the table says
             deployed = baseline_of(problem, ask.deployed)
-            knobs = USUAL if problem.goal is Goal.TRAINING else Knobs.of(registry[BEST].settings(best), problem)
+            knobs = USUAL if problem.goal is Goal.TRAINING else Knobs.of(system_named(BEST, problem).settings(best), problem)
             for latest in waterfall(problem, deployed, found, knobs, context.stop, report.standing):
                 context.keep(_as_asked(comparison, ask, latest))
         return latest

@@ -67,12 +67,16 @@ def in_order(
 
 def reported(work: Work, common: Any, titles: Sequence[str], stop: Stop, report: Report) -> Iterator[tuple[int, Any]]:
     """`in_order` with a point for every title. `report` is told the share of finished points, and the title of the one that
-    is waited for. Points whose work answers None, as it was stopped midway, are left out."""
+    is waited for, with how far it is if that is done in this process. Points whose work answers None, as it was stopped midway,
+    are left out."""
 
     def begun(finished: int, index: int) -> None:
         report(finished / len(titles), titles[index])
 
-    points = in_order(work, common, len(titles), stop, begun)
+    def report_of(index: int) -> Report:  # what else is reported is of the point alone
+        return lambda done, message, *more: report((index + done) / len(titles), f"{titles[index]}: {message}")
+
+    points = in_order(work, common, len(titles), stop, begun, report_of)
     return ((index, answer) for index, answer in points if answer is not None)
 
 

@@ -100,13 +100,14 @@ class ServingStep(Frozen):
 
 def load_of_step(workload: Workload, step: ServingStep, model: MoEModel, gpus: int, dealt: Ints | None = None) -> ExpertLoad:
     """The recording's popularity of experts, layer by layer, at the tokens of one step of all GPUs. A layer without any
-    recorded token is balanced.
+    recorded token is balanced. Raises InputError for a recording that is not of the model.
 
     dealt: int64[gpu] sequences; None: those of the step on every GPU
 
     These are expected loads: a step's own tokens scatter around them, which counts most where an expert gets only a few. Which
     experts a token chooses together, and from which GPU, is not kept.
     """
+    model.check_recording(workload.layers, workload.num_experts, workload.k, workload.name)
     sequences = np.full(gpus, step.sequences) if dealt is None else dealt
     copies = float(sequences.sum()) * step.tokens_each * model.experts_per_token
     load = workload.load

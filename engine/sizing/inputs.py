@@ -144,6 +144,7 @@ _PARTS = (
     rf"{_A}(?:hours?|hr|h)\b",
 )
 _UNITS = {"n": 1e-9, "u": 1e-6, "µ": 1e-6, "μ": 1e-6, "ms": 1e-3, "milli": 1e-3, "min": 60.0, "s": 1.0}
+MOST = {"time": 10**9, "rate": 10**12, "count": 10**8, "price": 10**12}
 EXAMPLES = "'50 ms a token', 'first token in 2 s', '20000 tokens/s at 512 sequences', 'at most $40 an hour'"
 
 
@@ -165,8 +166,10 @@ def read_target(text: str) -> Target:
     if not found.keys() & {"time", "rate", "price"}:
         raise InputError(f"the target '{text}' names no limit; write such as {EXAMPLES}")
     number = {name: _number(found, name) for name in ("time", "rate", "count", "price") if name in found}
-    if zero := [name for name, value in number.items() if not value > 0]:
-        raise InputError(f"the target '{text}': its {zero[0]} must be above 0")
+    for name, value in number.items():
+        if not 0 < value <= MOST[name]:
+            words = {"rate": "tokens/s", "count": "number of sequences"}.get(name, name)
+            raise InputError(f"the target '{text}': its {words} must be above 0 and at most {MOST[name]:,}")
     count = number.get("count", 0.0)
     if count % 1:
         raise InputError(f"the target '{text}': {count:g} is no number of sequences; write a whole one")

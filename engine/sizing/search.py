@@ -157,6 +157,8 @@ class Sizing:
 
     @cached_property
     def bounds(self) -> Bounds:
+        for each in self.need.recordings:  # before any cluster is left out
+            self.need.model.check_recording(each.layers, each.num_experts, each.k, each.name)
         work = [Work(load, self._row_sizes, self._expert_bytes) for load in self.need.loads]
         return Bounds(work, [self._kinds(load) for load in self.need.loads])
 
@@ -174,9 +176,9 @@ class Sizing:
             if self._meets(vector, target, EFFORT[:1]):
                 met = vector
                 break
-            if self.trials[vector] is not None:
-                open_ones.append(vector)
-        near = [each for each in open_ones if self.trials[each].known <= NEAR * target]
+            open_ones.append(vector)
+        planned = [each for each in open_ones if self.trials[each] is not None]
+        near = [each for each in planned if self.trials[each].known <= NEAR * target]
         nearest = sorted(near, key=lambda each: self.trials[each].known)[: 2 * LONG]
         for vector in [each for each in near if each in nearest]:
             if self.stop():
@@ -194,7 +196,8 @@ class Sizing:
             if self._best(vector, target):
                 met = vector
         cheaper = [each for each in open_ones if not self._comes_after(each, met)]
-        priced = sorted(cheaper, key=lambda each: self.trials[each].known)[: 0 if self.stop() else 4 * LONG]
+        priced = [each for each in sorted(planned, key=lambda each: self.trials[each].known) if each in cheaper]
+        priced = priced[: 0 if self.stop() else 4 * LONG]
         points = [self._point(each, target, each in priced) for each in cheaper]
         points = [point for point in points if point.bound <= target]
         return points if met is None else [*points, self._point(met, target)]
@@ -241,12 +244,14 @@ class Sizing:
         return ranked(vector) >= ranked(met)
 
     def _point(self, vector: Vector, target: float, priced: bool = True) -> Point:
-        trial = self.trials[vector]
+        trial, price = self.trials[vector], self.need.catalogue.price(vector)
+        if trial is None:
+            return Point(vector, price, None, self.bounds.least(vector, priced), False, None, None)
         bound = max(self.bounds.least(vector, priced), trial.least)
         seconds = trial.seconds
         met = seconds is not None and seconds <= target
         bound = bound if seconds is None else min(bound, seconds)
-        return Point(vector, self.need.catalogue.price(vector), seconds, bound, met, trial.plan, trial.problems[0])
+        return Point(vector, price, seconds, bound, met, trial.plan, trial.problems[0])
 
     # Bounds
 
@@ -313,16 +318,13 @@ class Sizing:
     # Plans
 
     def _trial(self, vector: Vector) -> Trial | None:
-        """The cluster with a first placement; None where nothing can be planned or timed."""
+        """The cluster with a first placement; None where it cannot be timed, or no deal leaves room for the experts."""
         if vector not in self.trials:
-            try:
-                cluster = self.need.catalogue.cluster(vector)
-                if self.need.cost.lacks_computation(cluster) or self.need.cost.lacks_network(cluster):
-                    raise InputError("it cannot be timed")
-                tried = [self._begun(cluster, *deal) for deal in self._deals(cluster)]
-                self.trials[vector] = min(tried, key=lambda trial: trial.estimate)
-            except InputError:
-                self.trials[vector] = None
+            cluster = self.need.catalogue.cluster(vector)
+            timed = not (self.need.cost.lacks_computation(cluster) or self.need.cost.lacks_network(cluster))
+            tried = [self._begun(cluster, *deal) for deal in self._deals(cluster)] if timed else []
+            begun = [trial for trial in tried if trial is not None]
+            self.trials[vector] = min(begun, key=lambda trial: trial.estimate, default=None)
         return self.trials[vector]
 
     def _deals(self, cluster: Cluster) -> Iterator[tuple[Floats, Ints | None]]:
@@ -346,7 +348,7 @@ class Sizing:
                 for part in ALONE:
                     yield np.where(mine, part / mine.sum(), (1 - part) / (~mine).sum()), None
 
-    def _begun(self, cluster: Cluster, share: Floats, dealt: Ints | None) -> Trial:
+    def _begun(self, cluster: Cluster, share: Floats, dealt: Ints | None) -> Trial | None:
         need, served = self.need, self.need.served
         recordings = []
         for recording, load in zip(need.recordings, need.loads, strict=True):
@@ -363,7 +365,7 @@ class Sizing:
             room = room - others - dealt * sum(each)
         slots = np.clip(room // self._expert_bytes, 0, need.model.experts).astype(np.int64)
         if slots.sum() < need.model.experts:
-            raise InputError("the experts do not fit")
+            return None
         mean = np.mean([load / load.sum() for load in need.loads], axis=0) * need.loads[0].sum()
         placement, seconds = placed_by_load(problems[0], mean, slots)
         return Trial(problems, share, dealt, slots, placement, seconds + self._beside(cluster, dealt))

@@ -34,6 +34,7 @@ __all__ = [
     "named_for",
     "proposed_for",
     "run",
+    "system_named",
     "systems_for",
     "usual_plan",
 ]

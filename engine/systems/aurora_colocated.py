@@ -126,11 +126,11 @@ def colocating(problem: Problem, options: AuroraOptions, stop: Stop, report: Rep
     bound, ours, papers, proven = float(both[0][0].gate.max()), 0.0, 0.0, 0
     guard = options.guard(stop)
     for layer, sides in enumerate(both):
-        following = both[layer + 1][0].gate if layer + 1 < layers else np.zeros_like(sides[0].gate)
-        bound += _layer_bound(problem.network, sides, slots, options.slots == "even", following)
-        if stop():
+        if stop():  # the layers bounded so far are a bound of the whole too
             placed[:, layer] = [_spread(model_problem, taken) for model_problem, taken in zip(pair, slots, strict=True)]
             continue
+        following = both[layer + 1][0].gate if layer + 1 < layers else np.zeros_like(sides[0].gate)
+        bound += _layer_bound(problem.network, sides, slots, options.slots == "even", following)
         report(0.8 * layer / layers, f"colocating layer {layer + 1} of {layers}", None, None)
         seconds = layer_seconds(sides, problem)
         late = guard.part(layers - layer)

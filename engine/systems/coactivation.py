@@ -22,7 +22,7 @@ from engine.systems.eplb import slots_per_gpu
 from engine.systems.options import Options, Order, Seed, TimeLimit
 from engine.systems.pieces import best_order, experts_per_gpu, linear_placement, to_placement
 from engine.timeline import balancedness
-from engine.units import digits, share
+from engine.units import at_most, digits, share
 from engine.workload import RoutingTrace
 
 PORT_WEIGHT = 0.3
@@ -112,7 +112,7 @@ def notes_of(result: Result, instance: CoactivationInstance, problem: Problem) -
     text = f"{digits(rows / tokens)} per token to other {where}, {digits(before / tokens)} with contiguous blocks"
     if before:
         most = 1 - min(result.bound, before) / before
-        text += f" ({share(1 - rows / before)} saved; at most {share(most)} is possible, proven)"
+        text += f" ({share(1 - rows / before)} saved; {at_most(most)} is possible, proven)"
     load = instance.imbalance(result.solution)
     return {"rows": Note(text), "fewest rows": Note(proof_of(result)), BUSIEST: _busiest(load)}
 

@@ -23,7 +23,7 @@ from engine.simulate.work import Load, Work
 from engine.systems.base import Draft, Note, Notes, Report, System, proof_of
 from engine.systems.options import Execution, Options, Seed, TimeLimit
 from engine.systems.pieces import linear_placement, to_placement
-from engine.units import share, size
+from engine.units import at_most, share, size
 from engine.workload import RoutingTrace
 
 
@@ -149,7 +149,7 @@ def hop_notes(result: Result, instance: AffinityInstance, staged: bool) -> Notes
         text += f", {share(kept(place, counts, node_of_gpu))} on their node"
     dearest = max(instance.cost_gpu, instance.cost_node)
     if instance.nodes == 1:
-        text += f"; at most {share(1 - result.bound / (total * dearest))} is possible (proven)"
+        text += f"; {at_most(1 - result.bound / (total * dearest))} is possible (proven)"
     # Two stages minimise hops between nodes and then those between GPUs, not their cost.
     both = staged and instance.nodes > 1 and result.status is Status.OPTIMAL
     proof = "fewest hops between nodes, then fewest between GPUs (proven)" if both else proof_of(result)

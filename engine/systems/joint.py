@@ -28,7 +28,7 @@ from engine.systems import coactivation
 from engine.systems.base import Draft, Note, Notes, Report, System, proof_of
 from engine.systems.options import Execution, Options, Order, Seed, TimeLimit
 from engine.systems.pieces import best_order, experts_per_gpu, linear_placement, to_placement
-from engine.units import digits, share
+from engine.units import at_most, digits, share
 from engine.workload import RoutingTrace, Workload
 
 START_SHARE = 0.4
@@ -104,7 +104,7 @@ def _rows_and_balance(instance: RowsInstance, gpu_of_expert: np.ndarray, problem
         "weighed": Note(f"balance against rows to other {where}: tokens go home after every layer, so hops cost nothing"),
         "rows": Note(
             f"{share(float(saved.min()))} fewer than contiguous blocks send{_in_the_worst(problem)}; "
-            f"at most {share(float(possible.min()))} is possible, proven"
+            f"{at_most(float(possible.min()))} is possible, proven"
         ),
         "balancedness": Note(f"{digits(balancedness)}{_in_the_worst(problem)}; at most {digits(most)} is possible, proven"),
     }

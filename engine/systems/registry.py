@@ -2,6 +2,7 @@
 
 from importlib import import_module
 
+from engine.errors import InputError
 from engine.goal import Goal
 from engine.problem import Problem
 from engine.systems import FILES
@@ -27,6 +28,14 @@ def named_for(problem: Problem) -> dict[str, System]:
     """The systems that a name can mean for a problem: those for a training step, or all others, of which some refuse it and
     say why."""
     return TRAINING if problem.goal is Goal.TRAINING else SYSTEMS
+
+
+def system_named(name: str, problem: Problem) -> System:
+    """The system of a name that a person typed. Raises InputError if none for the problem's goal has it."""
+    named = named_for(problem)
+    if name not in named:
+        raise InputError(f"'{name}' does not plan {problem.goal}; those that do: {', '.join(systems_for(problem))}")
+    return named[name]
 
 
 def proposed_for(problem: Problem) -> System:

@@ -342,6 +342,8 @@ def test_knobs_so_far_and_knobs_without_a_floor_say_no_more_than_is_known():
     figure = waterfall(TURNED.model_copy(update={"floor": None}), so_far=True)
     assert names_in(figure)[-1] == "Knobs so far" and not [trace for trace in figure.data if "Floor" in (trace.name or "")]
     assert figure.layout.title.text == "Placement saves 500 ms of 2 s, send order 500 ms so far"
+    loose = waterfall(TURNED.model_copy(update={"floor": TURNED.total / 1e6}))
+    assert loose.layout.annotations[-2].text == " > 1,000 %"
     assert waterfall(Waterfall(deployed=0.0)).layout.xaxis.range == (0, 1)
 
 

@@ -223,6 +223,8 @@ def test_contention_says_from_where_ordering_pays(pays_from, matched, finding) -
     assert len(figure.layout.shapes) == (pays_from is not None)
     if pays_from:
         assert figure.layout.shapes[0].x0 == pytest.approx(0.5)
+    alike = live.contention([ContentionPoint(value, {"concurrent": 1.0, "matched": 1.0}) for value in (0.0, 1.0)], 0.0)
+    assert alike.layout.title.text == "Ordering changes nothing up to 100 % contention" and not alike.layout.shapes
     assert live.contention(points[:1], None, False).layout.title.text == "So far: at 0 % all at once takes 1 s"
     assert live.contention([], None, False).layout.title.text == "No points yet"
 

@@ -147,7 +147,7 @@ def test_one_slider_is_swept_beside_plans_made_anew_and_contention_is_slid_swept
     job = finish(page, "contention", "Run the contention study")
     assert 0.2 < job.result["pays_from"] < 0.5
     assert pages.titles(page, "what-if-pays")[0].startswith("Ordering pays from 35.2 % contention on")
-    assert "can save more than" in pages.said(page.caption)
+    assert "orders of this placement can save at most" in pages.said(page.caption)
 
 
 def test_studies_fill_in_and_are_told_from_those_of_something_else(page: AppTest) -> None:

@@ -1,12 +1,14 @@
 """`size` on the command line: the contract's JSON, the files of a point, a front, whole steps, and refusals of one line."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from engine.cli import STOPPED
 from engine.cli.size import INFEASIBLE
-from tests.cases.cli import MODEL, RECORDING
+from tests.cases.cli import INPUTS, MODEL, RECORDING
 
 EXAMPLE = {"nodes": [{"type": "aurora-100g", "price": 6, "most": 2}, {"type": "aurora-50g", "price": 2, "most": 2}]}
 """Prices are an example."""
@@ -48,6 +50,20 @@ def test_a_whole_step_on_two_types_is_what_serve_says(engine, inputs, files, tmp
     assert "a whole decode step of" in text and "$" in text
 
 
+@pytest.mark.parametrize("command", ["size", "plan", "study"])
+def test_broken_off_before_an_answer_is_neither_infeasible_nor_bad_input(engine, inputs, command, monkeypatch, own_data_folder):
+    monkeypatch.setattr(f"engine.cli.{command}.stopped_by_signals", lambda: nullcontext(lambda: True))
+    options = [*INPUTS, "--system", "eplb"]
+    words = {"size": [*inputs, "2 ms"], "plan": ["plan", *options], "study": ["drift", *options, "--parts", "3"]}[command]
+    assert engine(*words)[0] == STOPPED
+
+
+def test_a_front_of_no_cluster_is_refused(engine, inputs, capsys):
+    with pytest.raises(SystemExit):
+        engine(*inputs, "2 ms", "--front", "-1")
+    assert "--front: -1 is below 1" in capsys.readouterr().err
+
+
 def test_a_target_that_nothing_meets_is_infeasible_and_proven_so(engine, inputs):
     code, out, _ = engine(*inputs, "1 ns a pass")
     assert code == INFEASIBLE and out.startswith("no cluster was found that meets the target")
@@ -62,6 +78,8 @@ def test_a_target_that_nothing_meets_is_infeasible_and_proven_so(engine, inputs)
         ("first token in 2 s", [], "name its Hugging Face config.json with --config"),
         ("2 ms", ["--travel", "wagon"], "--travel wagon"),
         ("2 ms", ["--catalogue", MODEL], "nodes"),
+        ("1 ns", ["--model", MODEL.with_stem("tiny-moe-beta")], "does not fit the recording"),
+        ("9 s at 64 sequences", ["--model", MODEL.with_stem("tiny-moe-beta")], "does not fit the recording"),
     ],
 )
 def test_refusals_are_one_line(engine, inputs, target, more, message):

@@ -1,5 +1,6 @@
 """`study` and `drift` answer as the pages' jobs do, and say in one line what is missing."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,8 +23,9 @@ from engine.store.problems import as_json, problem_arguments
 from engine.systems import SYSTEMS, run
 from engine.training import usual_step
 from tests.cases.problems import small
-from tests.cases.samples import chained
+from tests.cases.samples import chained, with_memory
 from tests.jobs.asking import FakeContext, in_json, strict
+from tests.strategies import cluster_of, make_gpu
 
 TIMES = ("runtime", "created")
 
@@ -149,12 +151,22 @@ def test_answers_in_words(engine, inputs, tmp_path: Path) -> None:
     }
     for words, text in said.items():
         assert text in engine.text("study", *words.split(), *inputs, *(also if words[0] in "am" else [])), words
+    inputs[3].write_text(cluster_of(make_gpu()).to_json())
+    assert "ordering changes nothing here; orders save at most 0.0 % as things are" in engine.text(
+        "study", "contention", *inputs
+    )
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         ("capacity", "study capacity needs --set target=…"),
+        ("curve --set field=width --set values=a,b", "study curve: values → 0: Input should be a number (and 1 more)"),
+        ("affinity --set sizes=0", "every sample needs a size of at least one token"),
+        ("capacity --set target=1 --set system=best-of-all", "'best-of-all' does not plan inference; those that do: aurora, "),
+        ("matrix --set system=lancet", "'lancet' does not plan inference"),
+        ("curve --set field=latency --set system=lancet", "'lancet' does not plan"),
+        ("replan --set change={} --set system=lancet", "'lancet' does not plan"),
         ("capacity --set target=1 --set title=half", "the cluster has no part 'half'"),
         ("contention --set noise=1", "study contention has no 'noise' (it has: none)"),
         ("curve --set field=colour --set system=null", "study curve: field: Input should be"),
@@ -165,6 +177,25 @@ def test_answers_in_words(engine, inputs, tmp_path: Path) -> None:
 )
 def test_what_cannot_be_studied_is_refused_in_a_line(words: str, said: str, engine, inputs) -> None:
     assert said in engine.refused("study", *words.split(), *inputs)
+
+
+def test_a_study_that_was_stopped_says_so_and_no_more_than_it_knows(engine, inputs, monkeypatch) -> None:
+    told = []
+    monkeypatch.setattr("engine.cli.study.progress", lambda: nullcontext(lambda *of: told.append(of)))
+    monkeypatch.setattr("engine.cli.study.stopped_by_signals", lambda: nullcontext(lambda: len(told) > 4))
+    said = engine.text("study", "contention", *inputs)
+    assert said.endswith("\nstopped: these are the answers so far\n") and "from where on ordering pays is not known" in said
+    assert "never pays" not in said
+
+
+def test_a_plan_is_kept_where_knobs_cannot_be_turned_from_what_is_deployed(engine, inputs, problem: Problem, tmp_path) -> None:
+    inputs[3].write_text(with_memory(problem, [8, 1, 1, 1]).cluster.to_json())
+    words = ["plan", *inputs, "--system", "linear", "--set", "slots=uneven", "--waterfall", "-o", tmp_path / "kept.json"]
+    code, out, err = engine(*words)
+    assert code == 0 and "Linear placement" in out and (tmp_path / "kept.json").exists()
+    assert "the knobs cannot be turned from what is deployed, see --in-use: 8 experts per layer do not fit" in err
+    again = engine(*words[:-2], "--in-use", tmp_path / "kept.json")
+    assert again[0] == 0 and "Uneven experts" in again[1]
 
 
 def test_drift_answers_as_its_job_and_its_table_ranks_policies(engine, inputs, problem: Problem, tmp_path) -> None:

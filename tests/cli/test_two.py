@@ -59,8 +59,8 @@ def test_a_system_that_fails_leaves_the_others_their_plans(engine, files, tmp_pa
         raise AssertionError("the bound 2\nlies above 1")
 
     systems, saved = {"rec": replace(SYSTEMS["rec"], recipe=fails), "linear": SYSTEMS["linear"]}, tmp_path / "best.json"
-    for names in ("systems_for", "named_for"):
-        monkeypatch.setattr(f"engine.cli.plan.{names}", lambda problem: systems)
+    monkeypatch.setattr("engine.cli.plan.systems_for", lambda problem: systems)
+    monkeypatch.setattr("engine.cli.plan.system_named", lambda name, problem: systems[name])
     asked = "plan", *files.first, *files.second, "-o", saved, "--system"
     code, out, errors = engine(*asked, "all")
     assert code == 0 and "Linear placement" in out and read_plan(saved).name == "Linear placement"

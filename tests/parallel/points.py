@@ -20,6 +20,11 @@ def square(common, index, stop, report):
     return numbers[index] ** 2, os.getpid()
 
 
+def half_way(common, index, stop, report):
+    report(0.5, "half way", 1.0, None)
+    return index
+
+
 def refuse_third(common, index, stop, report):
     time.sleep(common)
     if index == 2:

@@ -58,6 +58,12 @@ def test_answers_come_in_order_from_several_processes_and_none_stays():
     assert finished == sorted(finished) and seen[0] == (0, 0) and finished[-1] >= 38
 
 
+def test_a_point_done_here_tells_how_far_it_is():
+    told = []
+    list(parallel.reported(points.half_way, None, ["one"], lambda: False, lambda *of: told.append(of)))
+    assert told == [(0, "one"), (0.5, "one: half way")]
+
+
 @pytest.mark.parametrize(("processes_that_fit", "points", "started"), [(0.5, 9, 1), (2.5, 9, 2), (99, 9, 4), (99, 3, 3)])
 def test_there_are_no_more_than_processors_points_and_what_fits_the_memory(monkeypatch, processes_that_fit, points, started):
     monkeypatch.setattr(processes, "processors", lambda: 4)

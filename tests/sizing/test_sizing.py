@@ -64,7 +64,10 @@ def test_targets_in_words(text, target):
         ("50 ms, 20 ms", "two limits of a kind"),
         ("50 ms a token, first token in 2 s", "two limits of a kind"),
         ("5 tokens/s", "tokens/s need a number of sequences"),
-        ("0 ms", "its time must be above 0"),
+        ("0 ms", "its time must be above 0 and at most 1,000,000,000"),
+        ("1e400 ms", "its time must"),
+        ("5 ms at 1e30 sequences", "its number of sequences must"),
+        ("0 tokens/s at 4 sequences", "its tokens/s must"),
         ("5 ms at 1.5 sequences", "1.5 is no number of sequences"),
         ("512 sequences", "names no limit"),
         ("", "names no limit"),
@@ -114,6 +117,17 @@ def test_brute_force_over_all_clusters_of_four_nodes_agrees(brute, part, monkeyp
         assert again >= proof.seconds * (1 - 1e-6) > target * (1 - 1e-6)
         if np.isfinite(proof.seconds):
             assert again == pytest.approx(proof.seconds, rel=0.05)
+
+
+def test_a_cluster_that_cannot_be_timed_is_undecided_not_left_out(monkeypatch):
+    def without_times(cost, cluster) -> str | None:
+        return "no times" if all(node.name.startswith("small") for node in cluster.nodes) else None
+
+    monkeypatch.setattr(Datasheet, "lacks_network", without_times)
+    *undecided, found = Sizing(NEED).cheapest(1e3)
+    assert found.met and found.vector == (0, 0, 1)
+    assert [(point.vector, point.objective, point.plan) for point in undecided] == [((2, 0, 0), None, None)]
+    assert 0 < undecided[0].bound <= 1e3
 
 
 def test_no_cluster_below_an_excluded_one_is_faster(brute):

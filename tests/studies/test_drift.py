@@ -121,15 +121,29 @@ def test_moving_is_best_where_it_costs_next_to_nothing_and_never_where_it_costs_
     windows = history(5, wander=0.3, tokens=600)
     often, seldom = judged(windows, 10**6)[-1], judged(windows, 1)[-1]
     assert seldom.policies[0] is seldom.never and seldom.in_words.startswith("Never moving is best")
-    assert seldom.always.total > seldom.never.total
+    assert seldom.always.total > seldom.never.total and " % more than never moving." in seldom.in_words
+    still = judged(windows[:1] * 3, 1)[-1]
+    assert still.in_words == "Never moving is best; moving at every window takes as long as never moving."
     best = often.policies[0]
     assert best.moves and best.total < often.never.total and best.total <= often.always.total
     assert best.name in often.in_words and "% less than never moving" in often.in_words
+    still = often.never.model_copy(update={"seconds": (0.0,) * 4})
+    staying = tuple(still if row is often.never else row for row in often.policies)
+    alone = often.model_copy(update={"policies": staying})
+    assert alone.in_words.endswith("Chosen by the earlier half alone: never move.") and "on the later half" in often.in_words
     chosen, saved = often.later
     assert chosen.part(0, 2) == min(row.part(0, 2) for row in often.policies)
     assert chosen.part(0, 2) + chosen.part(2, 4) == pytest.approx(chosen.total)
     assert saved == pytest.approx(1 - chosen.part(2, 4) / often.never.part(2, 4))
     assert charts.drifting(often).layout.title.text.startswith("Best: move") and len(charts.drifting(seldom).data) == 5
+
+
+def test_a_stop_is_heard_between_two_windows_that_a_plan_is_timed_on(monkeypatch) -> None:
+    timed, seconds = [], Judge.seconds
+    monkeypatch.setattr(
+        Judge, "seconds", lambda judge, plan, window, *more: timed.append(1) or seconds(judge, plan, window, *more)
+    )
+    assert not judged(history(4, wander=0.3, tokens=200), 1, stop=lambda: bool(timed)) and len(timed) == 1
 
 
 def test_no_policy_knows_the_window_that_it_is_judged_on_and_a_stopped_history_is_its_beginning() -> None:
@@ -141,7 +155,7 @@ def test_no_policy_knows_the_window_that_it_is_judged_on_and_a_stopped_history_i
     moves = [{row.name: row.moves for row in answer[-1].policies} for answer in (answers, other)]
     assert moves[0] == moves[1], "the last window changes times, not decisions"
     asked: list[int] = []
-    stopped = judged(windows, 8, stop=lambda: len(asked) > 8, report=lambda *said: asked.append(1))
+    stopped = judged(windows, 8, stop=lambda: len(asked) > 8, report=lambda done, said: ":" in said or asked.append(1))
     assert 0 < len(stopped) < 4 and stopped == answers[: len(stopped)]
 
 

@@ -12,6 +12,7 @@ from engine.compare.baseline import baseline_of, plan_of_placement
 from engine.compare.waterfall import Knobs, Turn, Waterfall, _copied, _cut_anew, waterfall
 from engine.errors import InputError
 from engine.plan import Placement, Travel
+from engine.problem import MEMORY_SHARE
 from engine.simulate import simulate
 from engine.simulate.training import step_seconds
 from engine.systems import SYSTEMS, TRAINING, run
@@ -115,6 +116,23 @@ def test_without_memory_for_a_spare_slot_there_are_no_copies():
     assert rows[2] == Turn(knob="Copies, no room", alone=None, after=rows[1].after)
     rows = turned(problem_of(sample("beta-code", 200), in_nodes(4, 2, 8e6)), knobs=QUICK._replace(spare=2))[-1].rows
     assert rows[2].knob == "Copies, 2 spare slots" and rows[2].after < rows[1].after
+    rows = turned(with_memory(small_problem(), [3, 2, 2]))[-1].rows
+    assert rows[2].knob == "Copies, 1 slot in all", "fewer than one on every GPU"
+
+
+def test_slots_left_over_by_uneven_division_and_those_beside_a_step_are_as_best_counts_them():
+    problem = problem_of(sample("alpha-code", 200), in_nodes(3, 1, None))
+    local = replace(problem, travel=Travel(unit="copies", replicas="nearest-static"))
+    everywhere = Placement(experts=16, experts_of_gpu=[[list(range(16))] * 3] * 4, model_layers=problem.model.moe_layers)
+    found = plan_of_placement(everywhere, "ten spare slots, and two that are left over", travel=local.travel)
+    last = turned(local, found=[found], knobs=QUICK._replace(spare=10))[-1]
+    assert last.total == simulate(found, local).total and last.rows[2].knob == "Copies, 10 spare slots"
+    held = problem.model.bytes_per_expert * problem.workload.layers
+    room = problem.cluster.values("memory") * MEMORY_SHARE - 7.5 * held  # one more than six of sixteen experts
+    step = SimpleNamespace(bytes_beside=lambda problem: room)
+    assert turned(replace(problem, judged_by=step))[-1].rows[2].knob == "Copies, 1 spare slot"
+    step.bytes_beside = lambda problem: problem.cluster.values("memory")
+    assert turned(replace(problem, judged_by=step))[-1].rows[2].knob == "Copies, no room", "the step fills the memory"
 
 
 def test_layers_with_unequal_slots_that_fit_by_turns_are_no_fault():
@@ -158,8 +176,13 @@ def of(deployed: float, *rows: tuple[str, float], floor: float | None = None) ->
             of(5.9e-3, ("Placement", 5e-3), ("Copies, 1 spare slot", 4.6e-3), ("Send order", 4.5999e-3), floor=4.6e-3 / 1.12),
             "Placement saves 900 µs of 5.9 ms, copies 400 µs; at most 12 % is left (proven)",
         ),
-        (of(2.0, ("Placement", 2.0), ("Copies", 1.5)), "Copies saves 500 ms of 2 s; how much is left is not known"),
-        (of(2.0, ("Placement", 2.0), floor=2.0), "No knob saves anything that counts of 2 s; at most 0.0 % is left (proven)"),
+        (of(2.0, ("Placement", 2.0), ("Copies", 1.5)), "Copies save 500 ms of 2 s; how much is left is not known"),
+        (of(2.0, ("Placement", 2.0), floor=2.0), "No knob saves anything that counts of 2 s; nothing is left (proven)"),
+        (of(2.0, ("Send order", 1.0), floor=0.9999), "Send order saves 1 s of 2 s; less than 0.1 % is left (proven)"),
+        (
+            of(2.0, ("Uneven experts", 1.0), floor=1e-3),
+            "Uneven experts save 1 s of 2 s; the proven floor, 1 ms, is too far below to say how much is left",
+        ),
         (of(0.0, ("Placement", 0.0)), "No knob saves anything that counts of 0 s; how much is left is not known"),
     ],
 )

@@ -21,7 +21,7 @@ from engine.result import never
 from engine.simulate import bound_of_plan, simulate
 from engine.simulate.colocated import colocated_bound, colocated_timeline
 from engine.simulate.work import Load, Work
-from engine.systems import SYSTEMS, run
+from engine.systems import SYSTEMS, aurora_colocated, run
 from engine.systems.aurora_colocated import best_orders, joint_orders, layer_order, layer_seconds, sides_of_layers, worth_trying
 from engine.systems.base import silent
 from engine.systems.pieces import linear_placement, phased_order, to_placement
@@ -48,6 +48,15 @@ def test_a_timeline_of_two_models_keeps_the_rules_and_its_bound(case):
     assert timeline.total >= bound_of_plan(plan, problem) * (1 - 1e-7)
     figures = metrics(plan, problem, timeline)
     assert 0 <= figures.utilisation <= 1 and figures.memory > 0
+
+
+def test_asked_to_stop_no_layer_is_bounded_any_more(monkeypatch):
+    problem, bounded = pair_of_samples(), []
+    whole = run(SYSTEMS["aurora"], problem, {"order": "concurrent"}).result
+    real = aurora_colocated._layer_bound
+    monkeypatch.setattr(aurora_colocated, "_layer_bound", lambda *layer: bounded.append(1) or real(*layer))
+    broken_off = run(SYSTEMS["aurora"], problem, {"order": "concurrent"}, lambda: bool(bounded)).result
+    assert len(bounded) == 1 < problem.workload.layers and broken_off.bound <= whole.bound < broken_off.objective
 
 
 def test_a_broken_timeline_is_noticed():

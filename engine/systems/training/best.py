@@ -31,7 +31,7 @@ from engine.systems.options import Options
 from engine.systems.pieces import linear_placement
 from engine.systems.training import baselines, lancet, lina, pipemoe
 from engine.systems.training.baselines import Bucket
-from engine.units import seconds, share
+from engine.units import at_most, seconds
 
 DEGREES = (1, 2, 3, 4, 6, 8, 12, 16)
 SIZES = 5
@@ -394,7 +394,7 @@ def best(problem: Problem, options: BestStepOptions, stop: Stop, report: Report)
         before = row.after
     if not stop():
         least = min(bound_of_step(problem, placement) for placement in search.placements)
-        notes["left"] = Note(f"at most {share(relative_gap(search.least, least))}: no plan is below {seconds(least)} (proven)")
+        notes["left"] = Note(f"{at_most(relative_gap(search.least, least))}: no plan is below {seconds(least)} (proven)")
     return replace(search.now.draft, notes=notes, cancelled=stop())
 
 

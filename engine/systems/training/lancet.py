@@ -22,8 +22,8 @@ from engine.systems.base import Draft, Note, Notes, Report, System, proof_of
 from engine.systems.options import Options, Seed
 from engine.systems.pieces import linear_placement
 from engine.systems.training.baselines import Bucket
+from engine.units import at_most, share
 from engine.units import seconds as in_seconds
-from engine.units import share
 
 
 class LancetOptions(Options):
@@ -146,7 +146,7 @@ def _under(priced: PricedStep, options: LancetOptions, guard: Guard, notes: Note
     if options.weight_gradients == "best":
         limits = Limits(options.time_limit, wall=math.inf, seed=options.seed)
         chosen = schedule_weight_gradients(both.instance, limits, guard)
-    proof = "proven optimal" if chosen.status is Status.OPTIMAL else f"at most {share(chosen.bound / whole)} possible"
+    proof = "proven optimal" if chosen.status is Status.OPTIMAL else f"{at_most(chosen.bound / whole)} possible"
     notes["weight gradients"] = Note(
         f"hide {share(chosen.objective / whole)} of the backward all-to-alls ({proof}); the paper's greedy "
         f"{share(greedy.objective / whole)}; found in {in_seconds(chosen.runtime)}"
