@@ -323,6 +323,6 @@ def _exclusions(excluded: Sequence[Excluded], target: Target) -> None:
         table["Above the target"] = [units.share(part) if part > 0 else tables.MISSING for part in over]
     if len({each.recording for each in ranked}) > 1:
         table["Recording"] = [each.recording for each in ranked]
-    with st.expander(f"{len(ranked)} proofs leave out clusters", icon=":material/block:"):
+    with st.expander(f"{len(ranked)} proof{'s leave' if len(ranked) > 1 else ' leaves'} out clusters", icon=":material/block:"):
         st.caption("A cluster is left out for every target below its time; for each further cluster the target is lower.")
         tables.show(table, hide_index=True, height=tables.low(len(ranked)))
