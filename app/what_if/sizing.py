@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import pandas as pd
@@ -21,20 +22,22 @@ from engine.goal import Goal
 from engine.jobs.runner import State
 from engine.jobs.tasks import Excluded, SizeAnswer, SizeAsk, SizedPoint, SizedRow
 from engine.problem import Problem
-from engine.sizing.inputs import EXAMPLES, Catalogue, Target, in_words, read_target
+from engine.sizing.inputs import EXAMPLES, Catalogue, Counted, Target, in_words, read_target
 from engine.sizing.search import proven
 from engine.store.problems import as_json, problem_arguments
 from engine.workload import TrafficMatrix
 
 KIND, OFFERS = "size", "size-offers"
 FRONT, MOST_FRONT, MOST_SEQUENCES = 5, 20, 100_000
-USUAL_MOST, MOST_TYPES = 8, 12
+UNTYPED, MOST_TYPES = (None, 8), 12
 RUNGS = {
     "memory": "experts and sequences do not fit its memory",
     "fluid": "all work over the speed of all GPUs",
     "experts by type": "experts divided among types of GPUs, rows between nodes",
 }
 """Proofs in words."""
+
+EACH = "For each further cluster the target is a fifth less than the time of the one before it."
 
 
 def sizing(problem: Problem) -> None:
@@ -92,12 +95,13 @@ def _form(problem: Problem, names: dict[str, str]) -> None:
                 "Recordings", names, usual or chosen[:1], names.get, width=380, key="size-recordings", help=help
             )
         currency = kept.text_input("Currency", "$", key="size-currency", width=90, max_chars=4)
-    offers = _table(problem.cluster)
+    own = _own_nodes(problem.cluster)
+    offers = _table(problem.cluster, own)
     wanted: dict[str, Any] = {}
     try:
-        wanted = _question(problem, target, int(front), chosen, _catalogue(offers, problem.cluster, currency))
+        wanted = _question(problem, target, int(front), chosen, _catalogue(offers, own, currency))
     except InputError as error:
-        st.error(plain(str(error)), icon=":material/error:")
+        st.error(tables.sentence(str(error)), icon=":material/error:")
     if run_button("Find the cheapest clusters", KIND, bool(wanted) and bool(wanted["catalogue"])):
         studies.start_and_rerun(KIND, problem, wanted)
 
@@ -111,16 +115,24 @@ def _usual_target(problem: Problem) -> str:
         return "50 ms a token"
 
 
-def _own_nodes(cluster: Cluster) -> dict[str, Node]:
-    """Nodes of the open cluster that are none of the catalogue's types, one of each kind, by a name without its number."""
+Own = dict[str, tuple[Node, float | None]]
+"""Nodes that are none of the catalogue's types, with the seconds that their fabric takes to start a transfer, by name."""
 
-    known = {_drawn(kind.node("node")) for kind in node_types().values()}
-    own: dict[str, Node] = {}
+
+def _own_nodes(cluster: Cluster) -> Own:
+    """One of each kind: those of the last search, and of the open cluster, by its name without its number."""
+    job, own = studies.newest(KIND), Own()
+    with suppress(InputError):
+        earlier = () if job is None else SizeAsk.from_dict(job.request.arguments, "request").catalogue.nodes
+        own = {offer.type: (offer.node, offer.latency) for offer in earlier if offer.node is not None}
+    known = {
+        _drawn(node) for node in (*(kind.node("node") for kind in node_types().values()), *(node for node, _ in own.values()))
+    }
     for node in cluster.nodes:
         name = re.sub(r"[-_ ]?\d+$", "", node.name)[:40] or "node"
         if _drawn(node) not in known:
             known.add(_drawn(node))
-            own[name if name not in (*own, *node_types()) else f"{name} {len(own) + 1}"] = node
+            own[name if name not in (*own, *node_types()) else f"{name} {len(own) + 1}"] = node, cluster.latency
     return own
 
 
@@ -129,20 +141,24 @@ def _drawn(node: Node) -> str:
     return node.digest_without("name")
 
 
-def _table(cluster: Cluster) -> dict[str, tuple[float | None, int | None]]:
-    """The editable table of node types, those of the open cluster first; (price, how many can be had) by type."""
-    key = state.visit.widget_key(OFFERS)
-    nodes = _own_nodes(cluster) | {name: kind.node(name) for name, kind in node_types().items()}
-    drawn = {_drawn(node) for node in cluster.nodes}
-    nodes = dict(sorted(nodes.items(), key=lambda pair: _drawn(pair[1]) not in drawn))
-    base = state.visit.offers_base
+Offers = dict[str, tuple[float | None, int | None]]
+"""(price, how many can be had) by node type; None: not typed."""
+
+
+def _table(cluster: Cluster, own: Own) -> Offers:
+    """The editable table of node types: those with a price first, then those of the open cluster."""
+    nodes = {name: node for name, (node, _) in own.items()} | {name: kind.node(name) for name, kind in node_types().items()}
+    base, left = state.visit.offers_base, _left()
     # The same object while it is edited: a data editor whose input changes drops edits.
-    if key not in st.session_state or base is None or list(base["type"]) != list(nodes):
-        base = state.visit.offers_base = _base(nodes)
+    if base is None or state.visit.widget_key(OFFERS) not in st.session_state or set(base["type"]) != set(nodes):
+        state.visit.draw_anew([OFFERS])
+        drawn = {_drawn(node) for node in cluster.nodes}
+        ranked = sorted(nodes, key=lambda name: (left.get(name, UNTYPED)[0] is None, _drawn(nodes[name]) not in drawn))
+        base = state.visit.offers_base = _base({name: nodes[name] for name in ranked}, left)
     number = st.column_config.NumberColumn
     edited = st.data_editor(
         base,
-        key=key,
+        key=state.visit.widget_key(OFFERS),
         hide_index=True,
         disabled=["type", "gpus"],
         height=tables.low(len(nodes)),
@@ -161,35 +177,41 @@ def _table(cluster: Cluster) -> dict[str, tuple[float | None, int | None]]:
         )
         for row in edited.to_dict("records")
     }
-    touched = {name: offer for name, offer in offers.items() if offer != (None, USUAL_MOST)}
-    state.keep_choice(OFFERS, [value for name, offer in touched.items() for value in (name, *offer)])
+    typed = {name: offer for name, offer in (left | offers).items() if offer != UNTYPED}
+    state.keep_choice(OFFERS, [value for name, offer in typed.items() for value in (name, *offer)])
     return offers
 
 
-def _base(nodes: dict[str, Node]) -> pd.DataFrame:
-    """The table as it was left."""
+def _left() -> Offers:
+    """The prices and numbers as they were left."""
     flat = state.session.choices.get(OFFERS)
     flat = flat if isinstance(flat, list) else []
-    left = {name: (price, most) for name, price, most in zip(flat[::3], flat[1::3], flat[2::3], strict=False)}
+    offers = {str(name): (price, most) for name, price, most in zip(flat[::3], flat[1::3], flat[2::3], strict=False)}
+    return {
+        name: offer for name, offer in offers.items() if all(value is None or type(value) in (int, float) for value in offer)
+    }
+
+
+def _base(nodes: dict[str, Node], left: Offers) -> pd.DataFrame:
     rows = []
     for name, node in nodes.items():
-        price, most = left.get(name, (None, USUAL_MOST))
+        price, most = left.get(name, UNTYPED)
         gpus = in_words(Counter(gpu.type for gpu in node.gpus))
         rows.append({"type": name, "gpus": gpus, "price": price, "most": most})
     return pd.DataFrame(rows).astype({"price": "float64", "most": "Int64"})
 
 
-def _catalogue(offers: dict[str, tuple[float | None, int | None]], cluster: Cluster, currency: str) -> Catalogue | None:
+def _catalogue(offers: Offers, own: Own, currency: str) -> Catalogue | None:
     """The node types with a price; None: none has one yet. Raises InputError."""
-    own, nodes = _own_nodes(cluster), []
+    nodes: list[dict[str, Any]] = []
     priced = {name: offer for name, offer in offers.items() if offer[0] is not None}
     if len(priced) > MOST_TYPES:
         raise InputError(f"{len(priced)} node types have a price; at most {MOST_TYPES} can be compared: empty some prices")
     for name, (price, most) in priced.items():
         if most is None:
             raise InputError(f"{name}: type how many can be had at most")
-        more = {"node": as_json(own[name]), "latency": cluster.latency} if name in own else {}
-        nodes.append({"type": name, "price": price, "most": most, **more})
+        node, latency = own.get(name, (None, None))
+        nodes.append({"type": name, "price": price, "most": most, "node": node and as_json(node), "latency": latency})
     return Catalogue.from_dict({"nodes": nodes, "currency": currency}, "node types") if nodes else None
 
 
@@ -218,9 +240,8 @@ def _question(
     offered = arguments["catalogue"] or {"nodes": [{"type": next(iter(node_types())), "price": 0, "most": 1}]}
     asked = SizeAsk.from_dict({"model": as_json(problem.model), **arguments, "catalogue": offered}, "the question")
     counted = asked.counted()
-    st.caption(plain(f"Times are of {counted.unit}, by {problem.cost.source}."))
-    for note in counted.notes:
-        st.caption(plain(f"Note: {note}."))
+    notes = "".join(f" Note: {note}." for note in counted.notes)
+    st.caption(plain(f"The target is of {counted.unit}.{notes}"))
     return arguments
 
 
@@ -238,13 +259,20 @@ def _show(answer: SizeAnswer) -> None:
     elif complete:
         st.info("No cluster was found that meets the target.", icon=":material/info:")
     notes = "".join(f" Note: {note}." for note in answer.notes)
-    st.caption(plain(f"For {ask.target}. Times are of {answer.unit}, by {answer.cost_source}.{notes}"))
+    dealt = (
+        ""
+        if "step" in answer.unit
+        else " Tokens start in equal shares, by the GPUs' ports or mostly on one node, as is fastest."
+    )
+    st.caption(plain(f"For {ask.target}. Times are of {answer.unit}, by {answer.cost_source}.{dealt}{notes}"))
     if rows:
-        _table_of(rows, catalogue, job.id)
+        _table_of(rows, ask, job.id)
     how = proven(target, ask.front is not None, len(met), len(undecided), not complete or job.state is not State.DONE)
     if undecided:
         nearest = sorted(undecided, key=lambda point: point.objective or float("inf"))
         with st.expander(plain(how), icon=":material/help:"):
+            if len(met) > 1:
+                st.caption(EACH)
             tables.show(as_text(nearest, catalogue), hide_index=True, height=tables.low(len(nearest)))
     elif how:
         st.markdown(tables.sentence(how))
@@ -252,16 +280,16 @@ def _show(answer: SizeAnswer) -> None:
         _exclusions(answer.excluded, target)
 
 
-def _table_of(rows: Sequence[SizedRow], catalogue: Catalogue, job: str) -> None:
+def _table_of(rows: Sequence[SizedRow], ask: SizeAsk, job: str) -> None:
     """The clusters that meet the target; the selected one, or the cheapest, can be opened with its plan."""
     key = f"size-table-{job}-{len(rows)}"
     picked = st.session_state.get(key, {}).get("selection", {}).get("rows", [])
     chosen = rows[picked[0]] if picked else rows[0]
-    text = as_text([row.point for row in rows], catalogue)
+    text = as_text([row.point for row in rows], ask.catalogue)
     tables.show(text, key=key, hide_index=True, on_select="rerun", selection_mode="single-row")
     with st.container(horizontal=True, vertical_alignment="center"):
-        if st.button("Open cluster and plan", icon=":material/dns:", key="size-open", disabled=_is_open(chosen)):
-            _open(chosen, job)
+        if st.button("Open cluster, plan and recording", icon=":material/dns:", key="size-open", disabled=_is_open(chosen)):
+            _open(chosen, job, ask.counted())
             st.rerun(scope="app")
         how = "" if picked else ", the cheapest; select a row for another"
         st.caption(plain(f"{'Open now' if _is_open(chosen) else 'This one'}: {in_words(chosen.point.nodes)}{how}."))
@@ -274,20 +302,24 @@ def _is_open(row: SizedRow) -> bool:
     return fits and state.session.plan == row.plan.id
 
 
-def _open(row: SizedRow, job: str) -> None:
-    """Open the cluster and the plan; the recording as its tokens were dealt joins the session under a name of its own."""
+def _open(row: SizedRow, job: str, counted: Counted) -> None:
+    """Open the cluster, the plan, the recording with its tokens dealt as for it and, where all GPUs can have as many sequences,
+    the step: on these it takes the time that the table says."""
     inputs, of = row.plan.provenance.inputs, in_words(row.point.nodes)
-    state.open_cluster(store.load_document(Cluster, inputs["cluster"]))
-    known, digest = state.session.workloads, inputs["workload"]
-    if digest not in known:
-        recording = store.load_workload(digest)
-        state.change(
-            workloads={**known, digest: f"{recording.name}, dealt to {of}"[:200]},
-            model_of={**state.session.model_of, digest: state.session.model},
-        )
+    cluster, recording = store.load_document(Cluster, inputs["cluster"]), store.load_workload(inputs["workload"])
+    state.open_cluster(cluster)
+    name = f"{recording.name}, dealt to {of}"[:200]
+    state.change(
+        workloads={recording.digest: name} | state.session.workloads,
+        model_of={**state.session.model_of, recording.digest: state.session.model},
+        workload=recording.digest,
+    )
+    if counted.served is not None and counted.served.sequences % len(cluster.gpus) == 0:
+        each = counted.served.sequences // len(cluster.gpus)
+        state.open_serving(counted.served.step.model_copy(update={"sequences": each}))
     state.take_plan(row.plan.id, job)
     state.update(plan=row.plan.id)
-    state.visit.notice = f"opened {of} and its plan; other pages time it on the open recording as it was recorded"
+    state.visit.notice = f"opened {of}, its plan, and {recording.name} with its tokens dealt as for it"
 
 
 def as_text(points: Sequence[SizedPoint], catalogue: Catalogue) -> pd.DataFrame:
@@ -324,5 +356,5 @@ def _exclusions(excluded: Sequence[Excluded], target: Target) -> None:
     if len({each.recording for each in ranked}) > 1:
         table["Recording"] = [each.recording for each in ranked]
     with st.expander(f"{len(ranked)} proof{'s leave' if len(ranked) > 1 else ' leaves'} out clusters", icon=":material/block:"):
-        st.caption("A cluster is left out for every target below its time; for each further cluster the target is lower.")
+        st.caption(f"A cluster is left out for every target below its time. {EACH}")
         tables.show(table, hide_index=True, height=tables.low(len(ranked)))

@@ -427,7 +427,7 @@ def priced(page: AppTest, *offers: str | float | None, target: str = "50 s a pas
 def test_the_cheapest_clusters_open_with_their_plans(page: AppTest) -> None:
     problem = small()
     priced(page, "node", 1.0, 2, "aurora-40g", 1.5, 3)
-    assert "Nothing run yet" in pages.said(page.info) and "Times are of a pass through" in pages.said(page.caption)
+    assert "Nothing run yet" in pages.said(page.info) and "The target is of a pass through" in pages.said(page.caption)
     job = finish(page, "size", "Find the cheapest clusters")
     first, second = job.result["candidates"]
     assert first["point"]["price"] == 1.0 and second["point"]["nodes"] == {"aurora-40g": 1}
@@ -436,16 +436,16 @@ def test_the_cheapest_clusters_open_with_their_plans(page: AppTest) -> None:
     assert title == f"1 × node, $1.00 an hour: {seconds(first['point']['objective'])}, the cheapest found"
     assert "Proven: no cheaper cluster of this catalogue" in pages.said(page.markdown)
     assert page.expander[0].label == "1 proof leaves out clusters" and page.dataframe[-1].value.iloc[0, 0] == "2 × node"
-    pages.press(page, "Open cluster and plan")
+    pages.press(page, "Open cluster, plan and recording")
     plan = Plan.from_dict(first["plan"], "test")
-    dealt = store.load_workload(plan.provenance.inputs["workload"])
+    dealt = store.load_workload(page.session_state["workload"])
     on_it = make_problem(dealt, page.session_state["cluster"], problem.model, problem.cost)
-    assert page.session_state["plan"] == plan.id and page.session_state["workload"] == problem.workload.digest
+    assert page.session_state["plan"] == plan.id and problem.workload.digest in page.session_state["workloads"]
     assert simulate(plan, on_it).total == first["point"]["objective"]
-    assert "opened 1 × node and its plan" in page.toast[0].value
+    assert "opened 1 × node, its plan, and small with" in page.toast[0].value
     assert page.session_state["workloads"][dealt.digest] == "small, dealt to 1 × node"
-    for tab in (page, pages.visit(pages.studio(session=page.session_state["token"]), "what_if")):
-        assert pages.titles(tab, "what-if-sizing") == [title] and pages.button(tab, "Open cluster and plan").disabled
+    for tab in (page, pages.visit(pages.studio(session=page.session_state["token"]).run(), "what_if")):
+        assert pages.titles(tab, "what-if-sizing") == [title] and pages.button(tab, "Open cluster, plan and recording").disabled
         assert any(name.startswith("Sized: 1 × node") for name in pages.offered_plans(tab))
     pages.put(page, model=make_model(3, 8, 2))
     assert not pages.titles(page, "what-if-sizing") and not page.exception
@@ -461,14 +461,14 @@ def test_questions_of_sizing_that_cannot_be_are_one_line(page: AppTest) -> None:
         page.text_input(key="size-target").set_value(target).run()
         (complaint,) = pages.complaints(page)
         assert reason in complaint and not page.exception
-    cluster = small().cluster
+    own = {"node": (small().cluster.nodes[0], 1e-4)}
     for offers, reason in (
         ({"node": (1.0, None)}, "node: type how many can be had at most"),
         (dict.fromkeys(list(node_types())[:13], (1.0, 1)), "13 node types have a price; at most 12"),
     ):
         with pytest.raises(InputError, match=reason):
-            sizing._catalogue(offers, cluster, "$")
-    assert sizing._catalogue({"node": (None, None)}, cluster, "$") is None
+            sizing._catalogue(offers, own, "$")
+    assert sizing._catalogue({"node": (None, None)}, own, "$") is None
 
 
 def test_clusters_are_sized_for_the_slowest_of_the_recordings_and_for_the_open_step(page: AppTest) -> None:
@@ -480,4 +480,4 @@ def test_clusters_are_sized_for_the_slowest_of_the_recordings_and_for_the_open_s
     assert page.multiselect(key="size-recordings").value == [problem.workload.digest, other.digest]
     assert "a token of 64 sequences" in pages.said(page.caption) and "MoE layers alone" in pages.said(page.caption)
     page.multiselect(key="size-recordings").set_value([]).run()
-    assert pages.complaints(page) == ["choose at least one recording"]
+    assert pages.complaints(page) == ["Choose at least one recording."]
