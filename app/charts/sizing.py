@@ -64,7 +64,7 @@ def front(
         figure.add_vline(x=target.seconds / factor, line=line, annotation=note, annotation_position="top left")
     if target.price is not None:
         note = {"text": f"at most {theme.plain(money(target.price))}", "font": {"size": theme.SMALLEST}}
-        figure.add_hline(y=target.price, line=line, annotation=note, annotation_position="bottom right")
+        figure.add_hline(y=target.price, line=line, annotation=note, annotation_position="bottom left")
     figure.update_xaxes(title=f"time, {unit} (simulated)", rangemode="tozero", showgrid=False)
     figure.update_yaxes(title="price an hour", rangemode="tozero")
     return theme.finish(figure, _answer(met, target, money, complete), 420, legend=LEGEND)

@@ -259,11 +259,8 @@ def _show(answer: SizeAnswer) -> None:
     elif complete:
         st.info("No cluster was found that meets the target.", icon=":material/info:")
     notes = "".join(f" Note: {note}." for note in answer.notes)
-    dealt = (
-        ""
-        if "step" in answer.unit
-        else " Tokens start in equal shares, by the GPUs' ports or mostly on one node, as is fastest."
-    )
+    tokens = "Tokens start in equal shares, by the GPUs' ports or mostly on one node, as is fastest."
+    dealt = "" if ask.counted().served else f" {tokens}"
     st.caption(plain(f"For {ask.target}. Times are of {answer.unit}, by {answer.cost_source}.{dealt}{notes}"))
     if rows:
         _table_of(rows, ask, job.id)
@@ -291,14 +288,14 @@ def _table_of(rows: Sequence[SizedRow], ask: SizeAsk, job: str) -> None:
         if st.button("Open cluster, plan and recording", icon=":material/dns:", key="size-open", disabled=_is_open(chosen)):
             _open(chosen, job, ask.counted())
             st.rerun(scope="app")
-        how = "" if picked else ", the cheapest; select a row for another"
+        how = "" if picked or len(rows) == 1 else ", the cheapest; select a row for another"
         st.caption(plain(f"{'Open now' if _is_open(chosen) else 'This one'}: {in_words(chosen.point.nodes)}{how}."))
         studies.download_table(to_download([row.point for row in rows]), KIND)
 
 
 def _is_open(row: SizedRow) -> bool:
-    cluster = state.session.cluster
-    fits = cluster is not None and cluster.digest == row.plan.provenance.inputs["cluster"]
+    inputs, cluster = row.plan.provenance.inputs, state.session.cluster
+    fits = cluster is not None and (cluster.digest, state.session.workload) == (inputs["cluster"], inputs["workload"])
     return fits and state.session.plan == row.plan.id
 
 

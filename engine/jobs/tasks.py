@@ -304,6 +304,11 @@ def size(ask: SizeAsk, context: Context) -> SizeAnswer:
         name = recordings[each.recording].name
         return Excluded(nodes=catalogue.counts(each.vector), seconds=seconds, rung=each.rung, recording=name)
 
+    def keep_at_once(point: Point) -> None:
+        others = (row for row in answer.candidates if row.point.nodes != catalogue.counts(point.vector))
+        context.keep(answer.model_copy(update={"candidates": (*others, row_of(point))}))
+
+    sizing.found = keep_at_once
     for points in sizing.answer(target, ask.front):
         answer = answer.model_copy(
             update={

@@ -5,7 +5,7 @@ Every expert has one copy, on as many experts a GPU as its memory holds, sent by
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -100,6 +100,7 @@ class Point:
 class Sizing:
     """The search, with all plans and proofs that it has so far.
 
+    found: called with a cluster that meets the target, before cheaper ones are tried longer
     turn: number of the cluster of the front that is sought, and how many there are
     told: when it last reported, by the monotonic clock
     """
@@ -109,6 +110,7 @@ class Sizing:
     report: Report = silent
     trials: dict[Vector, Trial | None] = field(default_factory=dict)
     gains: list[float] = field(default_factory=list)
+    found: Callable[[Point], None] = lambda point: None
     turn: tuple[int, int] = (0, 1)
     told: float = 0.0
 
@@ -143,6 +145,7 @@ class Sizing:
                 continue
             if self._meets(vector, target, EFFORT[:1]):
                 met = vector
+                self.found(self._point(vector, target))
                 break
             if self.trials[vector] is not None:
                 open_ones.append(vector)
@@ -156,6 +159,7 @@ class Sizing:
                 continue
             if self._meets(vector, target, EFFORT[1:]):
                 met = vector
+                self.found(self._point(vector, target))
                 break
         nearest.sort(key=lambda each: self.trials[each].known)
         for vector in [each for each in nearest if self.trials[each].least <= target][:LONG]:
@@ -434,7 +438,7 @@ class Sizing:
 
 
 def proven(target: Target, front: bool, met: int, undecided: int, stopped: bool) -> str:
-    """How far an answer is proven, in words; empty where it is not.
+    """The proof of an answer in words; empty where there is none.
 
     front: True if one was asked for
     met, undecided: how many clusters
@@ -446,7 +450,7 @@ def proven(target: Target, front: bool, met: int, undecided: int, stopped: bool)
         return ""
     which = "cheaper cluster of this catalogue meets the target"
     if target.seconds is None and not front:
-        which = f"cluster of this catalogue at this price is more than {share(1 / BETTER - 1)} faster"
+        which = f"cluster of this catalogue at this price takes {share(1 - BETTER)} less time"
     return f"proven: no {which}, with one copy of every expert"
 
 
