@@ -88,7 +88,7 @@ def _form(problem: Problem, names: dict[str, str]) -> None:
         )
         front = kept.number_input("Clusters", 1, MOST_FRONT, FRONT, width=120, key="size-front", help=help)
         chosen = list(names)
-        if len(names) > 1:
+        if len(names) > 1 or problem.workload.digest not in names:
             usual = [digest for digest in (problem.workload.digest, *state.others()) if digest in names]
             help = "the slowest counts"
             chosen = kept.multiselect(
@@ -311,12 +311,16 @@ def _open(row: SizedRow, job: str, counted: Counted) -> None:
         model_of={**state.session.model_of, recording.digest: state.session.model},
         workload=recording.digest,
     )
-    if counted.served is not None and counted.served.sequences % len(cluster.gpus) == 0:
-        each = counted.served.sequences // len(cluster.gpus)
-        state.open_serving(counted.served.step.model_copy(update={"sequences": each}))
+    said = f"opened {of}, its plan, and {recording.name} with its tokens dealt as for it"
+    if counted.served is not None:
+        sequences, gpus = counted.served.sequences, len(cluster.gpus)
+        if sequences % gpus:
+            said += f"; {sequences:,} sequences are no whole number for each of {gpus} GPUs, so pages show the MoE layers alone"
+        else:
+            state.open_serving(counted.served.step.model_copy(update={"sequences": sequences // gpus}))
     state.take_plan(row.plan.id, job)
     state.update(plan=row.plan.id)
-    state.visit.notice = f"opened {of}, its plan, and {recording.name} with its tokens dealt as for it"
+    state.visit.notice = said
 
 
 def as_text(points: Sequence[SizedPoint], catalogue: Catalogue) -> pd.DataFrame:
