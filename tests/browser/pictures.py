@@ -139,15 +139,17 @@ def sizes(camera: Camera) -> None:
     page.get_by_text("Cheapest cluster", exact=True).click()
     conftest.settle(page)
     table = page.get_by_test_id("stDataFrame").first
-    for row, price in enumerate((6, 4, 2, 1), start=1):
-        size = table.bounding_box()
-        table.click(position={"x": 0.6 * size["width"], "y": 35 * row + 17})
-        for keys in ("Enter", str(price), "Enter"):
-            page.keyboard.press(keys)
+    table.click(position={"x": 0.6 * table.bounding_box()["width"], "y": 52})
+    for row, price in enumerate(("6", "4", "2", "1")):
+        page.keyboard.press("Enter")
+        page.locator("#portal input").fill(price)
+        page.keyboard.press("Enter")  # the cell below is selected now
+        expect(table.locator('table [role="gridcell"][aria-colindex="3"]').nth(row)).to_have_text(price)
         conftest.settle(page)
-    page.get_by_role("textbox", name="Target").fill("2 ms a pass")
-    page.keyboard.press("Enter")
-    conftest.settle(page)
+    for kind, name, text in (("spinbutton", "Clusters", "3"), ("textbox", "Target", "2 ms a pass")):
+        page.get_by_role(kind, name=name).fill(text)
+        page.keyboard.press("Enter")
+        conftest.settle(page)
     page.get_by_role("button", name="Find the cheapest clusters").click()
     expect(page.get_by_text("the cheapest found")).to_be_visible(timeout=JOB_TIMEOUT)
     camera.shoot(
