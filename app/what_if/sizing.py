@@ -186,9 +186,12 @@ def _left() -> Offers:
     """The prices and numbers as they were left."""
     flat = state.session.choices.get(OFFERS)
     flat = flat if isinstance(flat, list) else []
-    offers = {str(name): (price, most) for name, price, most in zip(flat[::3], flat[1::3], flat[2::3], strict=False)}
+    rows = zip(flat[::3], flat[1::3], flat[2::3], strict=False)
     return {
-        name: offer for name, offer in offers.items() if all(value is None or type(value) in (int, float) for value in offer)
+        str(name): (price, most)
+        for name, price, most in rows
+        if (price is None or (type(price) in (int, float) and 0 <= price <= 1e9))
+        and (most is None or (type(most) is int and 1 <= most <= 1000))
     }
 
 

@@ -280,7 +280,7 @@ def size(ask: SizeAsk, context: Context) -> SizeAnswer:
     begin, target, of, catalogue = time.monotonic(), read_target(ask.target), ask.counted(), ask.catalogue
     cost = cost_choice.from_dict(ask.cost or {"source": "datasheet"})
     recordings = of.recordings([store.load_workload(digest) for digest in ask.recordings], ask.model)
-    sizing = Sizing(Need(recordings, ask.model, catalogue, cost, ask.travel, of.served), context.stop, context.report)
+    sizing = Sizing(Need(recordings, ask.model, catalogue, cost, ask.travel, of.served), context.stop, _Rising(context.report))
     answer = SizeAnswer(unit=of.unit, cost_source=cost.source)
 
     def point_of(point: Point, plan_id: str | None = None) -> SizedPoint:

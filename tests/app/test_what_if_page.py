@@ -452,7 +452,7 @@ def test_the_cheapest_clusters_open_with_their_plans(page: AppTest) -> None:
 
 
 def test_questions_of_sizing_that_cannot_be_are_one_line(page: AppTest) -> None:
-    priced(page, target="soon")
+    priced(page, "node", "dear", 8, "aurora-40g", 1.0, 2.5, target="soon")  # stored by who knows whom
     assert pages.button(page, "Find the cheapest clusters").disabled
     for target, reason in (
         ("soon", "'soon' is not understood; write such as '50 ms a token'"),
