@@ -271,13 +271,13 @@ def _show(answer: SizeAnswer) -> None:
     if undecided:
         nearest = sorted(undecided, key=lambda point: point.objective or float("inf"))
         with st.expander(plain(how), icon=":material/help:"):
-            if len(met) > 1:
+            if ask.front:
                 st.caption(EACH)
             tables.show(as_text(nearest, catalogue), hide_index=True, height=tables.low(len(nearest)))
     elif how:
         st.markdown(tables.sentence(how))
     if answer.excluded:
-        _exclusions(answer.excluded, target)
+        _exclusions(answer.excluded, target, ask.front is not None)
 
 
 def _table_of(rows: Sequence[SizedRow], ask: SizeAsk, job: str) -> None:
@@ -346,8 +346,8 @@ def to_download(points: Sequence[SizedPoint]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _exclusions(excluded: Sequence[Excluded], target: Target) -> None:
-    """The clusters that proofs leave out, the nearest to the target first."""
+def _exclusions(excluded: Sequence[Excluded], target: Target, front: bool) -> None:
+    """The clusters that proofs leave out, the nearest to the target first. front: True if one was asked for"""
     ranked = sorted(excluded, key=lambda each: float("inf") if each.seconds is None else each.seconds)
     table = {
         "Cluster, and all smaller ones": [in_words(each.nodes) for each in ranked],
@@ -360,5 +360,5 @@ def _exclusions(excluded: Sequence[Excluded], target: Target) -> None:
     if len({each.recording for each in ranked}) > 1:
         table["Recording"] = [each.recording for each in ranked]
     with st.expander(f"{len(ranked)} proof{'s leave' if len(ranked) > 1 else ' leaves'} out clusters", icon=":material/block:"):
-        st.caption(f"A cluster is left out for every target below its time. {EACH}")
+        st.caption(f"A cluster is left out for every target below its time.{f' {EACH}' if front else ''}")
         tables.show(table, hide_index=True, height=tables.low(len(ranked)))
