@@ -25,6 +25,7 @@ TITLES = {
     "verdict": "Verdict",
     "redundancy": "Spare slots",
     "drift": "Drift of traffic",
+    "size": "Cheapest clusters",
     "lina": "Lina at run time",
 }
 """Names of kinds of jobs on the pages."""

@@ -19,7 +19,7 @@ from engine.jobs import kinds, runner
 from engine.jobs.protocol import RESULT
 from engine.jobs.scores import FrontAnswer
 from engine.jobs.studies import ReplanAnswer, SweepAnswer
-from engine.jobs.tasks import OptimiseAnswer
+from engine.jobs.tasks import OptimiseAnswer, SizeAnswer
 from engine.model import MoEModel
 from engine.plan import Plan
 from engine.problem import Problem
@@ -167,9 +167,9 @@ def forget_saved_plans() -> None:
 
 @st.cache_resource(max_entries=64, show_spinner=False)
 def _taken(id: str, _job: runner.Job) -> Candidate:
-    """One plan of a sweep; once found it stays in its job's result. Raises InputError if that is damaged."""
+    """One plan of a sweep or a sizing; once found it stays in its job's result. Raises InputError if that is damaged."""
     answer = result_of(_job)
-    for row in answer.candidates if isinstance(answer, SweepAnswer | ReplanAnswer) else ():
+    for row in answer.candidates if isinstance(answer, SweepAnswer | ReplanAnswer | SizeAnswer) else ():
         if row.point.plan_id == id:
             return _candidate(row)
     raise InputError(f"{_job.folder / RESULT} is damaged (it has no plan {id[:8]})")

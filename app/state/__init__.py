@@ -217,7 +217,7 @@ def _removed_but(id: str) -> dict[str, RemovedPlan]:
 
 
 def take_plan(id: str, job: str) -> None:
-    """Count a plan that the sweep `job` found to the candidates of the session."""
+    """Count a plan that the study `job` found to the candidates of the session."""
     change(taken={id: job, **session.taken}, removed_plans=_removed_but(id))
 
 

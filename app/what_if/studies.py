@@ -11,6 +11,7 @@ from app.tables import plain
 from app.what_if.capacity import capacity
 from app.what_if.drift import drift
 from app.what_if.live import contention, others_of, plan_to_study, run_button, sliders_of
+from app.what_if.sizing import sizing
 from app.what_if.sweeps import synthetic_panel
 from engine import units
 from engine.compare.imprecision import (
@@ -35,6 +36,7 @@ KINDS = {
     "contention": ":material/call_merge: Contention",
     "imprecision": ":material/blur_on: Traffic noise",
     "capacity": ":material/dns: How many GPUs",
+    "size": ":material/price_check: Cheapest cluster",
     "drift": ":material/history: Drift",
     "synthetic": ":material/casino: Synthetic workload",
 }
@@ -50,7 +52,7 @@ def panel(problem: Problem) -> None:
     else:
         shown = {"curve": curve, "sensitivity": sensitivity, "contention": contention, "imprecision": imprecision}
         with failing.saying():
-            (shown | {"capacity": capacity, "drift": drift})[kind](problem)
+            (shown | {"capacity": capacity, "size": sizing, "drift": drift})[kind](problem)
 
 
 def curve(problem: Problem) -> None:

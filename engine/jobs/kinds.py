@@ -34,6 +34,7 @@ HANDLERS = {
     "verdict": "engine.jobs.judgements:verdict",
     "redundancy": "engine.jobs.judgements:redundancy_study",
     "drift": "engine.jobs.judgements:drift_study",
+    "size": "engine.jobs.tasks:size",
     "lina": "engine.jobs.scores:lina_study",
 }
 """The only work that a job can do: `module:function` by kind."""

@@ -4,6 +4,7 @@ worker that waits has no need of problems."""
 import contextlib
 import math
 import threading
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,26 +13,33 @@ from pydantic import Field
 
 from engine import store
 from engine.compare.baseline import baseline_of
-from engine.compare.comparison import Candidate, Comparison
+from engine.compare.comparison import Candidate, Comparison, PlanRow
 from engine.compare.waterfall import USUAL, Knobs, Waterfall, waterfall
+from engine.costs import choice as cost_choice
 from engine.errors import InputError
 from engine.goal import Goal
 from engine.jobs import runtimes
 from engine.jobs.kinds import Answer, Ask, Document
 from engine.jobs.protocol import Context
-from engine.plan import Plan
+from engine.model import MoEModel
+from engine.plan import Plan, Travel
 from engine.problem import Problem
 from engine.provenance import metrics_digests, simulation_digest
+from engine.result import Status
 from engine.schema import Frozen
 from engine.serving.aiconfigurator import choose_operators_of
 from engine.serving.sizes import TransformerSizes
 from engine.serving.step import ServingStep
 from engine.simulate.compile_ahead import compile_ahead
 from engine.simulate.serving import Serving
-from engine.store.problems import problem_from
+from engine.sizing.bounds import Exclusion
+from engine.sizing.inputs import Catalogue, Counted, Need, counted, read_target
+from engine.sizing.search import Point, Sizing
+from engine.store.problems import problem_from, save_inputs
 from engine.systems import named_for, system_named
 from engine.systems.base import Outcome, Report
 from engine.systems.pieces import TIE
+from engine.validate import refuse_broken
 
 
 class ProblemAsk(Ask):
@@ -186,3 +194,128 @@ def _keep(outcome: Outcome, comparison: Comparison) -> None:
     store.save_figures(comparison.candidates[-1].metrics, *metrics_digests(plan, problem))
     if store.is_worth_keeping(outcome.timeline):
         store.save_timeline(simulation_digest(plan, problem), outcome.timeline)
+
+
+class SizeAsk(Ask):
+    """A target and node types with prices.
+
+    recordings: digests; the slowest counts
+    target: in words, see `read_target`; front: as of `Sizing.answer`
+    cost, travel: None: the datasheet, copies
+    step: with the sequences of all GPUs together; None: the usual one if the target needs a step
+    config: path of the model's `config.json`; None: its sizes beside the experts are not known
+    """
+
+    recordings: tuple[str, ...]
+    model: MoEModel
+    catalogue: Catalogue
+    target: str
+    front: int | None = None
+    cost: Document | None = None
+    travel: Travel | None = None
+    step: ServingStep | None = None
+    config: Path | None = None
+
+    def counted(self) -> Counted:
+        """The step or pass that the target is about. Raises InputError as `counted`, and for words that are no target."""
+
+        def config() -> Path:
+            if self.config is None:
+                raise InputError(
+                    f"the sizes of {self.model.name} beside its experts are not known; open it by its Hugging Face config.json"
+                )
+            return self.config
+
+        return counted(read_target(self.target), self.model, self.step, config)
+
+
+class SizedPoint(Frozen):
+    """A cluster of the answer, by its nodes. plan_id: None of one that does not meet the target; the rest as in `Point`."""
+
+    nodes: dict[str, int]
+    price: float
+    objective: float | None
+    bound: float
+    plan_id: str | None = None
+
+
+class SizedRow(PlanRow):
+    """The plan of a cluster that meets the target."""
+
+    point: SizedPoint
+
+
+class Excluded(Frozen):
+    """A cluster that, with all smaller ones, takes at least `seconds`; None: its memory is too small.
+
+    rung: as in `Exclusion`; recording: name of the one that takes so long
+    """
+
+    nodes: dict[str, int]
+    seconds: float | None
+    rung: str
+    recording: str
+
+
+class SizeAnswer(Answer):
+    """The clusters so far: those that met a target, and the undecided ones, each by price.
+
+    unit, cost_source: of their times, in words
+    notes: on the source of times
+    excluded: the largest ones, which stand for all smaller ones
+    """
+
+    candidates: tuple[SizedRow, ...] = ()
+    undecided: tuple[SizedPoint, ...] = ()
+    excluded: tuple[Excluded, ...] = ()
+    unit: str
+    cost_source: str
+    notes: tuple[str, ...] = ()
+
+
+def size(ask: SizeAsk, context: Context) -> SizeAnswer:
+    """Find the cheapest clusters, with their plans, that meet a target. Raises InputError as `counted` and `Need`."""
+    context.report(0.0, "bounding clusters")
+    begin, target, of, catalogue = time.monotonic(), read_target(ask.target), ask.counted(), ask.catalogue
+    cost = cost_choice.from_dict(ask.cost or {"source": "datasheet"})
+    recordings = of.recordings([store.load_workload(digest) for digest in ask.recordings], ask.model)
+    sizing = Sizing(Need(recordings, ask.model, catalogue, cost, ask.travel, of.served), context.stop, _Rising(context.report))
+    answer = SizeAnswer(unit=of.unit, cost_source=cost.source)
+
+    def point_of(point: Point, plan_id: str | None = None) -> SizedPoint:
+        return SizedPoint(
+            nodes=catalogue.counts(point.vector),
+            price=point.price,
+            objective=point.objective,
+            bound=point.bound,
+            plan_id=plan_id,
+        )
+
+    def row_of(point: Point) -> SizedRow:
+        refuse_broken(point.plan, point.problem)
+        save_inputs(point.problem)
+        plan = point.plan.model_copy(update={"name": f"Sized: {catalogue.in_words(point.vector)}"[:120]})
+        status = Status.FEASIBLE.value
+        return SizedRow(plan=plan, status=status, runtime=time.monotonic() - begin, notes={}, point=point_of(point, plan.id))
+
+    def excluded(each: Exclusion) -> Excluded:
+        seconds = each.seconds if math.isfinite(each.seconds) else None
+        name = recordings[each.recording].name
+        return Excluded(nodes=catalogue.counts(each.vector), seconds=seconds, rung=each.rung, recording=name)
+
+    def keep_at_once(point: Point) -> None:
+        others = (row for row in answer.candidates if row.point.nodes != catalogue.counts(point.vector))
+        context.keep(answer.model_copy(update={"candidates": (*others, row_of(point))}))
+
+    sizing.found = keep_at_once
+    for points in sizing.answer(target, ask.front):
+        answer = answer.model_copy(
+            update={
+                "candidates": tuple(row_of(point) for point in points if point.met),
+                "undecided": tuple(point_of(point) for point in points if not point.met),
+                "excluded": tuple(excluded(each) for each in sizing.bounds.excluded),
+                "notes": tuple(of.notes),
+            }
+        )
+        context.keep(answer)
+    return answer

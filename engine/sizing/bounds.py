@@ -10,6 +10,7 @@ elsewhere, wherever it is; to experts anywhere but there at least `above`; and t
 experts that it does not have. Some case of `CASES` holds, so the least of their bounds is one.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -170,6 +171,20 @@ class Bounds:
         """Seconds that no plan of a cluster is below. priced: False to take the speed of all GPUs alone, in a fiftieth of the
         time"""
         return max(self.known(vector), *(of.seconds(vector, of.found) if priced else of.fluid(vector) for of in self.of))
+
+    def likely_price(self, target: float, catalogue: Catalogue) -> float:
+        """A guess, for reports, at the price at which clusters meet a target: that of the cheapest of one type that is twice as
+        fast as the speed of all GPUs asks for; else of all nodes."""
+        offers = catalogue.nodes
+        prices = [sum(offer.price * offer.most for offer in offers)]
+        for place, offer in enumerate(offers):
+
+            def meets(count: int, place: int = place) -> bool:
+                return self.least(tuple(count * (each == place) for each in range(len(offers))), priced=False) <= target / 2
+
+            count = 1 + bisect_left(range(1, offer.most + 1), True, key=meets)
+            prices += [count * offer.price] if count <= offer.most else []
+        return max(min(prices), 1e-9)
 
     def exclude(self, vector: Vector, target: float, most: Vector) -> bool:
         """True if no plan of a cluster meets a target in seconds: then it is excluded, with as many larger ones as the same

@@ -1,10 +1,12 @@
-"""The inputs of sizing: node types with prices, the clusters that they make, and a target in a person's words."""
+"""The inputs of sizing: node types with prices, the clusters that they make, a target in a person's words, and the step or pass
+whose time counts."""
 
 import heapq
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Self
 
 import numpy as np
@@ -12,9 +14,17 @@ from pydantic import Field, model_validator
 
 from engine.catalogue import node_types
 from engine.cluster import MOST_GPUS, Cluster, Node
+from engine.costs import CostModel
 from engine.errors import InputError
+from engine.formats import read_sizes
+from engine.model import MoEModel
+from engine.plan import Travel
+from engine.result import Floats
 from engine.schema import Frozen, StartUp
-from engine.serving.step import Phase
+from engine.serving.aiconfigurator import choose_operators_of
+from engine.serving.sizes import TransformerSizes, usual_serving
+from engine.serving.step import Operators, Phase, ServingStep, load_of_step
+from engine.workload import TrafficMatrix, Workload
 
 Vector = tuple[int, ...]
 """Nodes of every type of a catalogue, in its order."""
@@ -72,7 +82,7 @@ class Catalogue(Frozen):
 
     def in_words(self, vector: Vector) -> str:
         """`2 × hgx-h100 + 1 × l40s-pcie`."""
-        return " + ".join(f"{count} × {name}" for name, count in self.counts(vector).items())
+        return in_words(self.counts(vector))
 
     def money(self, price: float) -> str:
         """`$12.50`."""
@@ -107,6 +117,11 @@ class Catalogue(Frozen):
                 larger = (*vector[:place], vector[place] + 1, *vector[place + 1 :])
                 if larger[place] <= self.nodes[place].most and np.dot(larger, sizes) <= MOST_GPUS:
                     heapq.heappush(heap, ranked(larger))
+
+
+def in_words(nodes: Mapping[str, int]) -> str:
+    """`2 × hgx-h100 + 1 × l40s-pcie`, of how many nodes of every type."""
+    return " + ".join(f"{count} × {name}" for name, count in nodes.items())
 
 
 @dataclass(frozen=True)
@@ -187,3 +202,120 @@ def read_target(text: str) -> Target:
 
 def _number(found: dict[str, str], name: str) -> float:
     return float(re.sub("[,_ ]", "", found[name])) * (1000 if f"{name}k" in found else 1)
+
+
+@dataclass(frozen=True)
+class Served:
+    """A serving step of so many sequences on all GPUs together.
+
+    operators: of a cluster
+    """
+
+    step: ServingStep
+    sizes: TransformerSizes
+    operators: Callable[[Cluster], Operators]
+    sequences: int
+
+
+@dataclass(frozen=True, eq=False)
+class Need:
+    """All that a cluster is sought for; its time is that of the slowest of the recordings.
+
+    cost: times on every cluster of the catalogue
+    served: the step that counts; None: a pass through the MoE layers with all tokens of a recording
+    """
+
+    recordings: tuple[Workload, ...]
+    model: MoEModel
+    catalogue: Catalogue
+    cost: CostModel
+    travel: Travel | None = None
+    served: Served | None = None
+
+    def __post_init__(self) -> None:
+        for recording in self.recordings:
+            if isinstance(recording, TrafficMatrix):
+                raise InputError(
+                    f"{recording.name} is traffic between its own GPUs and says nothing about others; name a routing log or "
+                    "expert loads"
+                )
+
+    @property
+    def counts_copies(self) -> bool:
+        """True if every copy of a token travels on its own."""
+        return self.travel is None or self.travel.unit == "copies"
+
+    @cached_property
+    def loads(self) -> tuple[Floats, ...]:
+        """float64[layer, expert] token copies of every recording, in the step if one counts."""
+        if self.served is None:
+            return tuple(np.asarray(recording.load, dtype=np.float64) for recording in self.recordings)
+        one = np.array([self.served.sequences])
+        return tuple(load_of_step(each, self.served.step, self.model, 1, one).load for each in self.recordings)
+
+
+@dataclass(frozen=True)
+class Counted:
+    """The step or pass that a target is about.
+
+    served: None: a pass through the MoE layers
+    sequences: each with a token in the pass; None: all tokens of the recording
+    notes: for people; operators add theirs when they are timed
+    """
+
+    served: Served | None
+    sequences: int | None
+    phase: Phase
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def unit(self) -> str:
+        """The step or pass in words."""
+        if self.served is not None:
+            step = self.served.step
+            whole = f"a whole {step.phase} step of {self.served.sequences:,} sequences on all GPUs together"
+            return f"{whole}, {step.context:,} tokens in"
+        if self.sequences:
+            return f"a pass through the MoE layers with a token of {self.sequences:,} sequences"
+        return "a pass through the MoE layers with all tokens of the recording"
+
+    def recordings(self, recordings: Sequence[Workload], model: MoEModel) -> tuple[Workload, ...]:
+        """Recordings at the tokens that count, where these are not those of a step."""
+        if self.served is not None or not self.sequences:
+            return tuple(recordings)
+        step, sequences = usual_serving(self.phase), np.array([self.sequences])
+        return tuple(load_of_step(each, step, model, 1, sequences) for each in recordings)
+
+
+def counted(
+    target: Target, model: MoEModel, step: ServingStep | None, config: Callable[[], Path], operators: str | None = None
+) -> Counted:
+    """The step or pass that a target is about. Raises InputError for a step that is not of the target's phase.
+
+    step: that of a person, with the sequences of all GPUs together; None: the usual one if the target needs a step
+    config: the `config.json` of the model; raises InputError where it is not known, which counts for decode of a number of
+        sequences as their MoE layers alone
+    operators: source of their times, see `choose_operators_of`
+    """
+    if step is None and not target.sequences and target.phase != "prefill":
+        return Counted(None, None, target.phase)
+    own, step = step is not None, usual_serving(target.phase) if step is None else step
+    sequences = target.sequences or (step.sequences if own else 1)
+    if target.phase == "prefill" and step.phase != "prefill":
+        raise InputError("the target is of a prefill step, but the step is of decode; name one of prefill")
+    if step.overlap == "two-batch" and sequences % 2:
+        raise InputError(f"two-batch overlap needs an even number of sequences, not {sequences}")
+    try:
+        file = config()
+    except InputError as error:
+        if own or not target.sequences or target.phase == "prefill":
+            raise
+        return Counted(None, sequences, target.phase, [f"the MoE layers alone are counted, at {sequences:,} tokens: {error}"])
+    sizes, notes = read_sizes(file), list[str]()
+
+    def operators_on(cluster: Cluster) -> Operators:
+        source, said = choose_operators_of(file, model, sizes, cluster, step, operators)
+        notes.extend(note for note in said if note not in notes)
+        return source
+
+    return Counted(Served(step, sizes, operators_on, sequences), sequences, target.phase, notes)

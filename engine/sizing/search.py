@@ -4,6 +4,7 @@ the others planned for with ever more effort. A front asks for less time again a
 Every expert has one copy, on as many experts a GPU as its memory holds, sent by plain all-to-alls.
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -11,10 +12,8 @@ from functools import cached_property
 import numpy as np
 
 from engine.cluster import Cluster, Gpu
-from engine.costs import CostModel
 from engine.costs.fused_experts import kernel_table
 from engine.errors import InputError, StoppedError
-from engine.model import MoEModel
 from engine.network import Network
 from engine.placement.best import compile_ahead, search
 from engine.plan import Placement, Plan, SendOrder, Travel
@@ -22,18 +21,18 @@ from engine.problem import MEMORY_SHARE, Problem, make_problem
 from engine.provenance import input_digests
 from engine.result import Floats, Ints, Provenance, Stop, library_versions, never
 from engine.serving.figures import bytes_beside_experts
-from engine.serving.sizes import TransformerSizes
-from engine.serving.step import Operators, ServingStep, load_of_step, seconds_of, sources_of
+from engine.serving.step import seconds_of, sources_of
 from engine.simulate import simulate
 from engine.simulate.serving import dealt_within, operators_of, serve_as_measured
 from engine.sizing.bounds import PLACES, Bounds, Kinds, Work, kinds_of
-from engine.sizing.inputs import Catalogue, Vector
+from engine.sizing.inputs import Need, Target, Vector
 from engine.systems.aurora_exclusive import fixed_compute
 from engine.systems.base import Draft, Report, run, silent
 from engine.systems.best_layers import LayersOf, bound_of
 from engine.systems.pieces import placement_of, to_placement
 from engine.systems.registry import SYSTEMS
-from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix, Workload
+from engine.units import share
+from engine.workload import ExpertLoad, RoutingTrace
 
 NEAR = 1.1
 """A plan that takes longer than so many times the target is not improved before all other clusters were tried."""
@@ -47,58 +46,10 @@ STEP_DOWN = 0.8
 """The next target of a front, as a part of the time that was reached."""
 BETTER = 0.99
 """The next target on the way to the fastest cluster, as a part of the time that was reached."""
+PACE = 0.25
+"""Seconds between reports on clusters that are passed by."""
 ALONE = (0.5, 1.0)
 """Parts of the tokens that one domain has in some of the deals that are tried: then it has most experts too, and rows stay."""
-
-
-@dataclass(frozen=True)
-class Served:
-    """A serving step of so many sequences on all GPUs together.
-
-    operators: of a cluster
-    """
-
-    step: ServingStep
-    sizes: TransformerSizes
-    operators: Callable[[Cluster], Operators]
-    sequences: int
-
-
-@dataclass(frozen=True, eq=False)
-class Need:
-    """All that a cluster is sought for; its time is that of the slowest of the recordings.
-
-    cost: times on every cluster of the catalogue
-    served: the step that counts; None: a pass through the MoE layers with all tokens of a recording
-    """
-
-    recordings: tuple[Workload, ...]
-    model: MoEModel
-    catalogue: Catalogue
-    cost: CostModel
-    travel: Travel | None = None
-    served: Served | None = None
-
-    def __post_init__(self) -> None:
-        for recording in self.recordings:
-            if isinstance(recording, TrafficMatrix):
-                raise InputError(
-                    f"{recording.name} is traffic between its own GPUs and says nothing about others; name a routing log or "
-                    "expert loads"
-                )
-
-    @property
-    def counts_copies(self) -> bool:
-        """True if every copy of a token travels on its own."""
-        return self.travel is None or self.travel.unit == "copies"
-
-    @cached_property
-    def loads(self) -> tuple[Floats, ...]:
-        """float64[layer, expert] token copies of every recording, in the step if one counts."""
-        if self.served is None:
-            return tuple(np.asarray(recording.load, dtype=np.float64) for recording in self.recordings)
-        one = np.array([self.served.sequences])
-        return tuple(load_of_step(each, self.served.step, self.model, 1, one).load for each in self.recordings)
 
 
 @dataclass(eq=False)
@@ -147,13 +98,31 @@ class Point:
 
 @dataclass
 class Sizing:
-    """The search, with all plans and proofs that it has so far."""
+    """The search, with all plans and proofs that it has so far.
+
+    found: called with a cluster that meets the target, before cheaper ones are tried longer
+    turn: number of the cluster of the front that is sought, and how many there are
+    told: when it last reported, by the monotonic clock
+    """
 
     need: Need
     stop: Stop = never
     report: Report = silent
     trials: dict[Vector, Trial | None] = field(default_factory=dict)
     gains: list[float] = field(default_factory=list)
+    found: Callable[[Point], None] = lambda point: None
+    turn: tuple[int, int] = (0, 1)
+    told: float = 0.0
+
+    def _tell(self, done: float, message: str, known: float | None = None, pace: float = 0.0) -> None:
+        """Report a share of one turn of a front as one of the whole.
+
+        known: seconds of the best so far
+        pace: seconds since the last report, at least
+        """
+        if (now := time.monotonic()) - self.told >= pace:
+            self.told = now
+            self.report((self.turn[0] + done) / self.turn[1], message, known, None)
 
     @cached_property
     def bounds(self) -> Bounds:
@@ -167,14 +136,18 @@ class Sizing:
         proven not to. Without a last one that meets it, none was found."""
         met, open_ones = None, []
         compile_ahead()
+        likely, types = self.bounds.likely_price(target, self.need.catalogue), len(self.need.catalogue.nodes)
         for vector in self.need.catalogue.by_price():
-            if self.need.catalogue.price(vector) > budget or self.stop():
+            price = self.need.catalogue.price(vector)
+            if price > budget or self.stop():
                 break
+            done = 0.5 * min(1.0, price / min(likely, budget)) ** types  # clusters of so many types grow in number like this
+            self._tell(done, f"trying {self.need.catalogue.in_words(vector)}", pace=PACE)
             if self._excluded(vector, target):
                 continue
-            self.report(0.0, f"trying {self.need.catalogue.in_words(vector)}", None, None)
             if self._meets(vector, target, EFFORT[:1]):
                 met = vector
+                self.found(self._point(vector, target))
                 break
             open_ones.append(vector)
         planned = [each for each in open_ones if self.trials[each] is not None]
@@ -183,11 +156,12 @@ class Sizing:
         for vector in [each for each in near if each in nearest]:
             if self.stop():
                 break
-            self.report(0.5, f"trying {self.need.catalogue.in_words(vector)} longer", None, None)
+            self._tell(0.5, f"trying {self.need.catalogue.in_words(vector)} longer")
             if self._excluded_alone(vector, target):
                 continue
             if self._meets(vector, target, EFFORT[1:]):
                 met = vector
+                self.found(self._point(vector, target))
                 break
         nearest.sort(key=lambda each: self.trials[each].known)
         for vector in [each for each in nearest if self.trials[each].least <= target][:LONG]:
@@ -202,9 +176,25 @@ class Sizing:
         points = [point for point in points if point.bound <= target]
         return points if met is None else [*points, self._point(met, target)]
 
+    def answer(self, target: Target, front: int | None = None) -> Iterator[list[Point]]:
+        """All clusters so far, by price: those that met a target, and the undecided ones, once each; again with every new
+        cluster of the front.
+
+        front: how many; None: the cheapest, or for a price alone the fastest
+        """
+        budget = np.inf if target.price is None else target.price
+        turns = self.front(np.inf if target.seconds is None else target.seconds, budget, front or 1)
+        points: list[Point] = []
+        for found in turns if target.seconds is not None or front else [self.fastest(budget)]:
+            points += found
+            met = {point.vector: point for point in points if point.met}
+            undecided = {point.vector: point for point in points if point.vector not in met}
+            yield sorted((*met.values(), *undecided.values()), key=lambda point: point.price)
+
     def front(self, target: float, budget: float, most: int) -> Iterator[list[Point]]:
         """`cheapest` of a target, then of ever shorter ones, as long as one is met."""
-        for _ in range(most):
+        for turn in range(most):
+            self.turn = turn, most
             found = self.cheapest(target, budget)
             yield found
             if not found or not found[-1].met or self.stop():
@@ -430,7 +420,7 @@ class Sizing:
     def _best(self, vector: Vector, target: float) -> bool:
         """True if a plan of `best` meets the target."""
         trial = self.trials[vector]
-        self.report(0.7, f"planning for {self.need.catalogue.in_words(vector)} with all systems", trial.known, None)
+        self._tell(0.7, f"planning for {self.need.catalogue.in_words(vector)} with all systems", trial.known)
         problem = trial.problems[0]
         room = trial.slots * self._expert_bytes / MEMORY_SHARE * (1 + 1e-9)
         nodes, first = [], 0
@@ -447,6 +437,23 @@ class Sizing:
         if outcome.result.solution.execution == "vanilla":
             self._judged(trial, outcome.result.solution.placement)
         return trial.seconds is not None and trial.seconds <= target
+
+
+def proven(target: Target, front: bool, met: int, undecided: int, stopped: bool) -> str:
+    """The proof of an answer in words; empty where there is none.
+
+    front: True if one was asked for
+    met, undecided: how many clusters
+    stopped: True if the search did not come to its end
+    """
+    if undecided:
+        return f"{undecided} undecided, nearest first: no plan that meets the target, no proof that none does"
+    if not met or stopped:
+        return ""
+    which = "cheaper cluster of this catalogue meets the target"
+    if target.seconds is None and not front:
+        which = f"cluster of this catalogue at this price takes {share(1 - BETTER)} less time"
+    return f"proven: no {which}, with one copy of every expert"
 
 
 def _least_of_table(table: object, load: Floats) -> Floats:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from app.charts import sizing as sizing_charts
 from app.charts import sweep as sweep_charts
 from app.charts import what_if as live
 from app.charts import what_if_studies as study_charts
@@ -19,6 +20,8 @@ from engine.compare.imprecision import ImprecisionPoint
 from engine.compare.sensitivity import ANEW, CurvePoint, SensitivityPoint
 from engine.compare.sweep import SweepPoint
 from engine.compare.what_if import Outlook
+from engine.jobs.tasks import SizedPoint
+from engine.sizing.inputs import Catalogue, Target
 from tests.strategies import cluster_of
 
 
@@ -312,3 +315,28 @@ def test_few_points_can_be_drawn(kind: str, points: list[SweepPoint]) -> None:
     for figure in (sweep_charts.times(points, kind), sweep_charts.decomposition(points, kind, "one")):
         json.loads(figure.to_json())
         assert figure.layout.title.text
+
+
+def test_clusters_lie_by_price_and_time_with_their_bounds() -> None:
+    met = [SizedPoint(nodes={"<b>": 2}, price=4.0, objective=0.04, bound=0.03, plan_id="a" * 64)]
+    met += [SizedPoint(nodes={"x": 1, "y": 3}, price=9.0, objective=0.02, bound=0.02, plan_id="b" * 64)]
+    undecided = [
+        SizedPoint(nodes={"<b>": 1}, price=2.0, objective=0.06, bound=0.01),
+        SizedPoint(nodes={"x": 1}, price=3.0, objective=None, bound=0.015),
+    ]
+    money = Catalogue.model_construct(currency="€").money
+    figure = sizing_charts.front(met, undecided, Target(0.05, 10.0), money)
+    assert figure.layout.title.text == "2 × &lt;b&gt;, €4.00 an hour: 40 ms, the cheapest found"
+    lines = {trace.name: (list(trace.x), list(trace.y)) for trace in figure.data if trace.mode != "lines"}
+    assert lines["meets the target"] == ([40.0, 20.0], [4.0, 9.0])
+    assert lines["undecided, with a plan"] == ([60.0], [2.0]) and lines["undecided, at its bound"] == ([15.0], [3.0])
+    assert [(list(trace.x), trace.showlegend) for trace in figure.data[:2]] == [([30.0, 40.0], True), ([20.0, 20.0], False)]
+    assert [note.text for note in figure.layout.annotations] == ["target, 50 ms", "at most €10.00"]
+    assert "25 % left" in figure.data[2].customdata[0] and "not planned: at least 15 ms" in figure.data[4].customdata[0]
+    for target, points, complete, title in (
+        (Target(None, 10.0), met, True, "1 × x + 3 × y, €9.00 an hour: 20 ms, the fastest found"),
+        (Target(0.05), met, False, "So far: 2 × &lt;b&gt;, €4.00 an hour: 40 ms"),
+        (Target(0.05), [], True, "No cluster was found that meets the target"),
+        (Target(0.05), [], False, "No cluster that meets the target yet"),
+    ):
+        assert sizing_charts.front(points, undecided, target, money, complete).layout.title.text == title

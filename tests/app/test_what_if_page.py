@@ -6,17 +6,21 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from app.tables import as_csv
-from app.what_if import capacity, studies, sweeps
-from engine.catalogue import cluster_presets
+from app.what_if import capacity, sizing, studies, sweeps
+from engine import store
+from engine.catalogue import cluster_presets, node_types
 from engine.compare.capacity import CapacityPoint
 from engine.compare.contention import CONTENTIONS
 from engine.compare.what_if import Change, changed
 from engine.errors import InputError
 from engine.jobs import runner
+from engine.plan import Plan
+from engine.problem import make_problem
 from engine.simulate import simulate
 from engine.store.problems import problem_arguments
 from engine.training import TrainingStep
 from engine.units import seconds
+from engine.workload import ExpertLoad
 from tests.cases import pages
 from tests.cases.problems import small
 from tests.cases.samples import linear_plan
@@ -409,3 +413,71 @@ def test_values_and_percentages_may_be_typed_in_many_ways() -> None:
     for text in ("4-1", "1-999999", "1..3", "-5", "10 MB"):
         with pytest.raises(InputError, match="pipeline degrees: "):
             sweeps.values_of(text, "degree")
+
+
+# The cheapest clusters.
+
+
+def priced(page: AppTest, *offers: str | float | None, target: str = "50 s a pass") -> AppTest:
+    """The card with names, prices and numbers of node types, as they are kept, and a target."""
+    page.session_state["choices"] = {"size-offers": list(offers), "size-target": target, "size-front": 2}
+    return pages.pick(page, "what-if-study", "size")
+
+
+def test_the_cheapest_clusters_open_with_their_plans(page: AppTest) -> None:
+    problem = small()
+    priced(page, "node", 1.0, 2, "aurora-40g", 1.5, 3)
+    assert "Nothing run yet" in pages.said(page.info) and "The target is of a pass through" in pages.said(page.caption)
+    job = finish(page, "size", "Find the cheapest clusters")
+    first, second = job.result["candidates"]
+    assert first["point"]["price"] == 1.0 and second["point"]["nodes"] == {"aurora-40g": 1}
+    assert second["point"]["objective"] <= 0.8 * first["point"]["objective"]
+    (title,) = pages.titles(page, "what-if-sizing")
+    assert title == f"1 × node, $1.00 an hour: {seconds(first['point']['objective'])}, the cheapest found"
+    assert "Proven: no cheaper cluster of this catalogue" in pages.said(page.markdown)
+    assert page.expander[0].label == "1 proof leaves out clusters" and page.dataframe[-1].value.iloc[0, 0] == "2 × node"
+    pages.press(page, "Open cluster, plan and recording")
+    plan = Plan.from_dict(first["plan"], "test")
+    dealt = store.load_workload(page.session_state["workload"])
+    on_it = make_problem(dealt, page.session_state["cluster"], problem.model, problem.cost)
+    assert page.session_state["plan"] == plan.id and problem.workload.digest in page.session_state["workloads"]
+    assert simulate(plan, on_it).total == first["point"]["objective"]
+    assert "opened 1 × node, its plan, and small with" in page.toast[0].value
+    assert page.session_state["workloads"][dealt.digest] == "small, dealt to 1 × node"
+    for tab in (page, pages.visit(pages.studio(session=page.session_state["token"]).run(), "what_if")):
+        assert pages.titles(tab, "what-if-sizing") == [title] and pages.button(tab, "Open cluster, plan and recording").disabled
+        assert any(name.startswith("Sized: 1 × node") for name in pages.offered_plans(tab))
+    pages.put(page, model=make_model(3, 8, 2))
+    assert not pages.titles(page, "what-if-sizing") and not page.exception
+
+
+def test_questions_of_sizing_that_cannot_be_are_one_line(page: AppTest) -> None:
+    priced(page, "node", "dear", 8, "aurora-40g", 1.0, 2.5, target="soon")  # stored by who knows whom
+    assert pages.button(page, "Find the cheapest clusters").disabled
+    for target, reason in (
+        ("soon", "'soon' is not understood; write such as '50 ms a token'"),
+        ("first token in 2 s", "open it by its Hugging Face config.json"),
+    ):
+        page.text_input(key="size-target").set_value(target).run()
+        (complaint,) = pages.complaints(page)
+        assert reason in complaint and not page.exception
+    own = {"node": (small().cluster.nodes[0], 1e-4)}
+    for offers, reason in (
+        ({"node": (1.0, None)}, "node: type how many can be had at most"),
+        (dict.fromkeys(list(node_types())[:13], (1.0, 1)), "13 node types have a price; at most 12"),
+    ):
+        with pytest.raises(InputError, match=reason):
+            sizing._catalogue(offers, own, "$")
+    assert sizing._catalogue({"node": (None, None)}, own, "$") is None
+
+
+def test_clusters_are_sized_for_the_slowest_of_the_recordings_and_for_the_open_step(page: AppTest) -> None:
+    problem = small()
+    other = ExpertLoad("other", problem.workload.load[:, ::-1].copy(), problem.model.moe_layers)
+    open_recording(page, other, alone=False)
+    pages.put(page, workload=problem.workload.digest, others=[other.digest])
+    priced(page, "node", 1.0, 2, target="50 s a token at 64 users")
+    assert page.multiselect(key="size-recordings").value == [problem.workload.digest, other.digest]
+    assert "a token of 64 sequences" in pages.said(page.caption) and "MoE layers alone" in pages.said(page.caption)
+    page.multiselect(key="size-recordings").set_value([]).run()
+    assert pages.complaints(page) == ["Choose at least one recording."]

@@ -133,6 +133,30 @@ def what_if(camera: Camera) -> None:
     camera.shoot("what-if", last=camera.page.get_by_text("placement and order of sends stay as they are"))
 
 
+def sizes(camera: Camera) -> None:
+    """The cheapest clusters of the nodes of the sample, at prices that are an example."""
+    page = camera.page
+    page.get_by_text("Cheapest cluster", exact=True).click()
+    conftest.settle(page)
+    table = page.get_by_test_id("stDataFrame").first
+    table.click(position={"x": 0.6 * table.bounding_box()["width"], "y": 52})
+    for row, price in enumerate(("6", "4", "2", "1")):
+        page.keyboard.press("Enter")
+        page.locator("#portal input").fill(price)
+        page.keyboard.press("Enter")  # the cell below is selected now
+        expect(table.locator('table [role="gridcell"][aria-colindex="3"]').nth(row)).to_have_text(price)
+        conftest.settle(page)
+    for kind, name, text in (("spinbutton", "Clusters", "3"), ("textbox", "Target", "2 ms a pass")):
+        page.get_by_role(kind, name=name).fill(text)
+        page.keyboard.press("Enter")
+        conftest.settle(page)
+    page.get_by_role("button", name="Find the cheapest clusters").click()
+    expect(page.get_by_text("the cheapest found")).to_be_visible(timeout=JOB_TIMEOUT)
+    camera.shoot(
+        "sizing", first=page.get_by_text("Finds the cheapest clusters"), last=page.get_by_text("select a row for another")
+    )
+
+
 def deployed(camera: Camera) -> None:
     """Name today's placement as the baseline, from a serving engine's file."""
     page = camera.page
@@ -217,7 +241,7 @@ def training_step(camera: Camera) -> None:
 
 
 SERIES = (
-    *(workload, cluster, affinity, plans, timeline, board, what_if, recordings, record, review, launch, deployed),
+    *(workload, cluster, affinity, plans, timeline, board, what_if, sizes, recordings, record, review, launch, deployed),
     training_step,
 )
 """In this order: each goes on in the session that the one before has left."""

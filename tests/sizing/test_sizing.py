@@ -6,13 +6,17 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from engine import store
 from engine.cluster import Node
-from engine.costs import Datasheet
+from engine.costs import Datasheet, choice
 from engine.errors import InputError
+from engine.jobs import tasks
 from engine.sizing.bounds import CASES
-from engine.sizing.inputs import Catalogue, NodeOffer, Target, read_target
-from engine.sizing.search import Need, Sizing
+from engine.sizing.inputs import Catalogue, Need, NodeOffer, Target, read_target
+from engine.sizing.search import Sizing, proven
+from engine.store.problems import as_json
 from engine.workload import ExpertLoad
+from tests.jobs.asking import FakeContext, in_json
 from tests.oracles.sizing import check_exclusion, fastest_pass
 from tests.strategies import make_gpu, make_model
 
@@ -204,6 +208,39 @@ def test_the_slowest_of_several_recordings_counts():
 def test_a_stopped_search_keeps_what_it_has():
     asked = iter([False] * 3 + [True] * 10_000)
     assert all(not point.met or point.plan for point in Sizing(NEED, lambda: next(asked)).cheapest(1e-9))
+
+
+def test_a_stopped_job_keeps_the_cluster_that_it_had_found_and_proves_nothing(own_data_folder):
+    asked = {"recordings": [store.save_workload(NEED.recordings[0])], "model": as_json(MODEL), "catalogue": as_json(CATALOGUE)}
+    asked |= {"target": "1 s a pass", "front": 3, "cost": choice.to_dict(COST)}
+    stopped, whole = FakeContext(enough=1), FakeContext()
+    first, answer = (in_json(tasks.size)(asked, context) for context in (stopped, whole))
+    (row,) = stopped.kept[0]["candidates"]
+    assert [each["point"] for each in first["candidates"]] == [row["point"]] and row["point"]["objective"] <= 1.0
+    assert (
+        row["plan"]["provenance"]["optimiser"] == "size" and answer["candidates"][0]["point"]["nodes"] == row["point"]["nodes"]
+    )
+    assert len(answer["candidates"]) > 1 and answer["excluded"]
+    shares = [done for done, _ in whole.said]
+    assert shares == sorted(shares) and shares[-1] < 1
+    for each in answer["excluded"]:
+        assert each["seconds"] is None or each["rung"] != "memory"
+
+
+@pytest.mark.parametrize(
+    ("target", "front", "met", "undecided", "stopped", "words"),
+    [
+        (Target(1.0), False, 1, 0, False, "proven: no cheaper cluster of this catalogue meets the target"),
+        (Target(None, 9.0), False, 1, 0, False, "proven: no cluster of this catalogue at this price takes 1.0 % less time"),
+        (Target(None, 9.0), True, 2, 0, False, "proven: no cheaper cluster"),
+        (Target(1.0), False, 1, 2, True, "2 undecided, nearest first"),
+        (Target(1.0), False, 1, 0, True, ""),
+        (Target(1.0), False, 0, 0, False, ""),
+    ],
+)
+def test_no_more_is_said_than_is_proven(target, front, met, undecided, stopped, words):
+    said = proven(target, front, met, undecided, stopped)
+    assert said.startswith(words) and bool(said) == bool(words)
 
 
 @pytest.mark.parametrize(
