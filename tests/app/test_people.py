@@ -8,6 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 import streamlit as st
+from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
+from streamlit.runtime.forward_msg_queue import ForwardMsgQueue
 from streamlit.testing.v1 import AppTest
 
 from app import state
@@ -100,6 +102,19 @@ def test_a_login_is_required_before_anything_is_shown(monkeypatch: pytest.Monkey
     app.secrets["auth"] = {"redirect_uri": "x", "cookie_secret": "x", "acme": {"client_id": "a"}, "okta": {"client_id": "b"}}
     visitor(monkeypatch, is_logged_in=False)
     assert [button.label for button in app.run().button] == ["Log in with acme", "Log in with okta"]
+
+
+def test_the_browser_knows_the_page_before_a_fragment_that_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the fragment runs as if for another page, and the browser empties the one that it shows."""
+    visitor(monkeypatch, is_logged_in=True, email="ana@example.org", name="Ana")
+    told: list[ForwardMsg] = []
+    ForwardMsgQueue.on_before_enqueue_msg(told.append)
+    try:
+        studio().run()
+    finally:
+        ForwardMsgQueue.on_before_enqueue_msg(None)
+    kinds = ["fragment" if message.delta.fragment_id else message.WhichOneof("type") for message in told]
+    assert "fragment" in kinds[kinds.index("navigation") :] and "fragment" not in kinds[: kinds.index("navigation")]
 
 
 @pytest.mark.parametrize(("hours", "setting"), [(11, None), (13, None), (13, "24"), (1, "0.5"), (1, "soon"), (0.1, "-1")])
