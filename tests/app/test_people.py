@@ -8,8 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 import streamlit as st
-from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
-from streamlit.runtime.forward_msg_queue import ForwardMsgQueue
 from streamlit.testing.v1 import AppTest
 
 from app import state
@@ -22,7 +20,7 @@ from engine.jobs import protocol, runner
 from engine.store import team
 from engine.store.database import database
 from engine.upkeep import health
-from tests.cases.pages import buttons, chooser, said, studio, visit
+from tests.cases.pages import buttons, chooser, messages, said, studio, visit
 from tests.cases.sessions import login, visitor
 from tests.upkeep.conftest import Folder, folder  # noqa: F401  a fixture
 
@@ -107,12 +105,8 @@ def test_a_login_is_required_before_anything_is_shown(monkeypatch: pytest.Monkey
 def test_the_browser_knows_the_page_before_a_fragment_that_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the fragment runs as if for another page, and the browser empties the one that it shows."""
     visitor(monkeypatch, is_logged_in=True, email="ana@example.org", name="Ana")
-    told: list[ForwardMsg] = []
-    ForwardMsgQueue.on_before_enqueue_msg(told.append)
-    try:
+    with messages() as told:
         studio().run()
-    finally:
-        ForwardMsgQueue.on_before_enqueue_msg(None)
     kinds = ["fragment" if message.delta.fragment_id else message.WhichOneof("type") for message in told]
     assert "fragment" in kinds[kinds.index("navigation") :] and "fragment" not in kinds[: kinds.index("navigation")]
 
