@@ -39,7 +39,7 @@ def test_an_empty_page_says_what_to_do_next(app: AppTest) -> None:
 
 
 def test_every_page_with_the_sample_and_then_with_a_training_step(sample: AppTest) -> None:
-    """Where nothing runs, only Review asks for news by itself."""
+    """Only Review asks for news by itself while nothing runs."""
     asking = set()
     for page in PAGES:
         with messages() as told:
