@@ -44,6 +44,9 @@ def fragment(function: Callable | None = None, *, run_every: float | None = None
     """`st.fragment` that reports its failures in its place: it runs again by itself, with nothing around it.
 
     The page's head does not run then either, so the page is drawn anew once another tab has overtaken its session.
+
+    run_every: seconds; None while there is nothing to follow. A request that the server takes up late, as a run has just ended,
+        costs the page the end of that run: Streamlit begins another runner and drops the messages of the one before.
     """
 
     def guarded(function: Callable) -> Callable:

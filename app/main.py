@@ -48,6 +48,7 @@ if __name__ == "__main__":
         ],
         position="hidden",
     )
+    people.lead_back()
     people.note(page.title)
     sidebar.links()
     steps = [samples.open_sample] if "--sample" in sys.argv[1:] and state.is_empty() else []

@@ -77,7 +77,6 @@ with actions:
             state.add_plan_job(widgets.start_job_on(problem, "optimise", asked).id)
 
 
-@failing.fragment(run_every=1)
 def watch() -> None:
     """The running jobs and the last ended one; once one has found a plan or ended the whole page is drawn again, with its
     plans."""
@@ -105,7 +104,8 @@ def watch() -> None:
 
 
 with results:
-    watch()
+    running = any(not job.state.finished for job in cached.jobs(state.session.plan_jobs))
+    failing.fragment(run_every=1 if running else None)(watch)()
     widgets.other_jobs("optimise", state.session.plan_jobs, state.add_plan_job)
     view = "Candidate plans"
     if aim in (goal.ONE, goal.SERVE):

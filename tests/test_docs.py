@@ -54,14 +54,18 @@ ASKED_ONLY = (
 options must exist."""
 
 SAMPLE_AND_MODEL = "sample_traces/tiny-moe/alpha-code.npz --model sample_traces/tiny-moe-alpha.json"
+BETA_ON_MIXED = (
+    "sample_traces/tiny-moe/beta-code.npz --cluster sample_traces/mixed-8.json --model sample_traces/tiny-moe-beta.json"
+)
 REPEATED = (
     "python -m engine trust",
     "python -m engine redundancy ",
     "python -m engine verdict plan.json --",
     f"python -m engine plan --workload {SAMPLE_AND_MODEL} --workload-b ",
+    f"python -m engine plan --workload {BETA_ON_MIXED} --travel gpu --system best ",
 )
-"""Commands that take long and whose answers tests/studies/test_trust.py and tests/golden hold: only `make everything` runs
-them here too, and else their options must exist."""
+"""Commands that take long and whose answers tests/studies/test_trust.py, tests/systems/test_best.py and tests/golden hold: only
+`make everything` runs them here too, and else their options must exist."""
 IN_PROCESSES = (
     "python -m engine inspect sample_traces/tiny-moe/alpha-code.npz",
     "python -m engine compare deployed.json",

@@ -148,7 +148,10 @@ def _load() -> None:
 
     from app import warm_up
     from engine import cli
-    from engine.placement import group_loads
+    from engine.placement import best, group_loads
+    from engine.placement.affinity import kernel as affinity
+    from engine.placement.coactivation import kernel as coactivation
+    from engine.placement.replication import by_rank
 
     # torchrun looks through all modules, here many, to name each step in which its ranks meet, in an event that goes nowhere.
     dynamic_rendezvous.get_method_name = lambda depth=2: ""
@@ -158,7 +161,9 @@ def _load() -> None:
 
     warm_up.begin().join()
     warm_up.begin_simulation().join()
-    group_loads.compile_ahead()
+    best.compile_ahead(by_rank=True)
+    for kernel in (group_loads, affinity, coactivation, by_rank):
+        kernel.compile_ahead()
     warm_up.spare()
 
 

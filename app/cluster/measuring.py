@@ -39,7 +39,7 @@ def calibration_panel(cluster: Cluster, model: MoEModel | None) -> None:
             "the studio runs on, and checks the times on shapes that were left out."
         )
         _start(cached.attached())
-        _watch()
+        failing.fragment(run_every=1 if studies.is_running(KIND) else None)(_watch)()
         widgets.other_jobs(KIND, [state.session.study_jobs.get(KIND) or ""], lambda id: state.set_study_job(KIND, id))
         if (job := studies.newest(KIND)) and job.state is State.DONE:
             with failing.saying():
@@ -84,7 +84,6 @@ def _start(devices: Devices) -> None:
             st.rerun()
 
 
-@failing.fragment(run_every=1)
 def _watch() -> None:
     """The newest calibration; once it has ended the page is drawn again, with its result."""
     if job := studies.newest(KIND):

@@ -20,9 +20,13 @@ FEW = 16
 """Ranks that fit in a row."""
 
 
-@failing.fragment(run_every=1)
 def watch() -> None:
     """The running launches of this session; once one has ended the page is drawn again, with its measurements."""
+    running = any(not job.state.finished for job in cached.jobs(state.session.launch_jobs))
+    failing.fragment(run_every=1 if running else None)(_follow)()
+
+
+def _follow() -> None:
     for job in cached.jobs(state.session.launch_jobs):
         finished = job.state.finished
         if state.visit.newly_finished(job.id, finished):

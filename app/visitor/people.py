@@ -171,11 +171,8 @@ def writer(needed: Role) -> str:
 
 
 def admit() -> None:
-    """Stop a run at the login when the operator wants everybody to log in; after it lead people back to their page."""
-    if roles.is_logged_in(st.user):
-        _lead_back()
-        return
-    if os.environ.get(SWITCH) != "required":
+    """Stop a run at the login when the operator wants everybody to log in."""
+    if roles.is_logged_in(st.user) or os.environ.get(SWITCH) != "required":
         return
     st.header("Switchyard", anchor=False)
     if not _providers():
@@ -189,6 +186,16 @@ def admit() -> None:
         st.caption("Your link leads to its plan once you are logged in.")
     _login()
     st.stop()
+
+
+def lead_back() -> None:
+    """After a login lead people back to their page; call after `st.navigation`.
+
+    A fragment that the browser answers before it knows the page runs as if for another page, and the browser empties the one
+    that it shows.
+    """
+    if roles.is_logged_in(st.user):
+        _lead_back()
 
 
 @st.fragment

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -36,7 +36,7 @@ from engine.systems.eplb import slots_per_gpu
 from engine.systems.options import Options, Order, Seed, Slots, TimeLimit, Value, patient
 from engine.systems.pieces import best_order, placement_of
 from engine.timeline import Timeline
-from engine.units import seconds, share, size
+from engine.units import at_most, seconds, size
 from engine.workload import ExpertLoad, RoutingTrace, Workload
 
 FOLDS = 4
@@ -177,7 +177,7 @@ def best(problem: Problem, options: BestOptions, stop: Stop, report: Report) -> 
         if problem.travel is None and slots == problem.workload.num_experts:
             least = max(least, proven)
         within = "of one copy of every expert" if slots == problem.workload.num_experts else "with copies in so many slots"
-        text = f"at most {share(relative_gap(total, least))}: no placement {within} is below {seconds(least)} by plain sends"
+        text = f"{at_most(relative_gap(total, least))}: no placement {within} is below {seconds(least)} by plain sends"
         notes["left"] = Note(f"{text} (proven)")
     notes |= {about: note for about, note in draft.notes.items() if about.endswith(" order")}
     known = {"notes": notes, "timeline": winner.timeline, "loads": winner.loads, "name": None, "judged_seconds": winner.seconds}
@@ -221,7 +221,10 @@ def _singles(
             limit = options.time_limit * (OTHERS / len(others) if first is not None else 1.0)
             quick, usual = (_limited(system, settings, most) for most in (limit, options.time_limit))
             again, longer = (partial(_again, system, each) for each in (quick, usual))
-            found = judged(system.title, again(problem, stop), problem, stop)
+            tell = partial(
+                within, report, 0.5 * part / len(others), 0.5 / len(others), f"planning with {system.title}", fastest
+            )
+            found = judged(system.title, system.recipe(problem, quick, stop, tell), problem, stop)
             candidates.append(replace(found, again=again, longer=None if quick == usual else longer))
             if found.draft.bound is not None and settings.get("slots") == options.slots:
                 proven = max(proven, found.draft.bound)
@@ -234,6 +237,13 @@ def _singles(
             found = judged(leader.title, leader.longer(problem, stop), problem, stop)
             candidates.append(replace(found, again=leader.again))
     return candidates, early, proven
+
+
+def within(
+    report: Report, begin: float, part: float, what: str, fastest: float | None, done: float, message: str, *_: Any
+) -> None:
+    """Report a share of one piece of the work, which begins at a share of all and is such a part of it."""
+    report(begin + part * done, f"{what}: {message}", fastest, None)
 
 
 def _again(system: System, settings: Options, problem: Problem, stop: Stop) -> Draft:
@@ -412,7 +422,7 @@ def room_of(problem: Problem, options: BestOptions) -> tuple[Ints, int]:
         most = int(left.min()) - -(-experts // gpus) if even else (int(np.minimum(left, experts).sum()) - experts) // gpus
         if options.redundant > max(most, 0):
             raise InputError(
-                f"{options.redundant} spare slots per GPU and layer do not fit beside {size(float(np.max(beside)))} of other "
+                f"{options.redundant} spare slot{'s do' if options.redundant > 1 else ' does'} not fit on every GPU beside {size(float(np.max(beside)))} of other "
                 f"weights, keys and values of the step; choose redundant={max(most, 0)}, or fewer sequences"
             )
         room = np.minimum(room, left) if most >= 0 else room

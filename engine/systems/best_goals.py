@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import product
-from typing import Any
 
 import numpy as np
 
@@ -23,10 +22,10 @@ from engine.systems import aurora, baselines
 from engine.systems.aurora_colocated import best_orders, shared_slots
 from engine.systems.aurora_exclusive import fixed_compute
 from engine.systems.base import Draft, Note, Notes, Report, System, silent
-from engine.systems.best import BestOptions, Candidate, best, compile_all, fits_room, judged
+from engine.systems.best import BestOptions, Candidate, best, compile_all, fits_room, judged, within
 from engine.systems.best_layers import LayersOf
 from engine.systems.pieces import to_placement
-from engine.units import seconds, share
+from engine.units import at_most, seconds
 
 EXCHANGES, HEATS = 0.5, (0.1, 0.01)
 """The part of the time limit for exchanges that are simulated; and the parts of a layer's time by which one may lengthen it,
@@ -47,7 +46,7 @@ def best_of_goal(problem: Problem, options: BestOptions, stop: Stop, report: Rep
         if drafts and stop():
             break
         fastest = min((draft.judged_seconds for draft in drafts), default=None)
-        tell = partial(_tell, report, number / len(ways), 1 / len(ways), way.in_words, fastest)
+        tell = partial(within, report, number / len(ways), 1 / len(ways), way.in_words, fastest)
         travel = None if way == Travel() else way
         second = problem.second and replace(problem.second, travel=travel)
         draft = recipe(replace(problem, travel=travel, second=second), options, stop, tell)
@@ -57,13 +56,6 @@ def best_of_goal(problem: Problem, options: BestOptions, stop: Stop, report: Rep
     told = {"tokens travel": Note(chosen.travel.in_words)} | chosen.notes | notes
     ends = {"cancelled": stop(), "limited": any(draft.limited for draft in drafts)}
     return replace(chosen, notes=told, **ends)
-
-
-def _tell(
-    report: Report, begin: float, part: float, way: str, fastest: float | None, done: float, message: str, *_: Any
-) -> None:
-    """Report a share of the work on one way of travelling, which begins at a share of all and is such a part of it."""
-    report(begin + part * done, f"{way}: {message}", fastest, None)
 
 
 def ways_of(problem: Problem, options: BestOptions) -> Iterator[Travel]:
@@ -124,8 +116,8 @@ def best_of_two(problem: Problem, options: BestOptions, stop: Stop, report: Repo
     bounds = (each.draft.bound for each in candidates if each.draft.bound is not None and layers.fit(each.draft))
     bound = max(bounds, default=None) if options.slots == "even" and layers.fit(winner.draft) else None
     if bound is not None and problem.travel is None:
-        above = share(relative_gap(winner.timeline.total, bound))
-        notes["left"] = Note(f"at most {above}: no placements of one copy of every expert are below {seconds(bound)} (proven)")
+        above = at_most(relative_gap(winner.timeline.total, bound))
+        notes["left"] = Note(f"{above}: no placements of one copy of every expert are below {seconds(bound)} (proven)")
     known = {"notes": notes, "timeline": winner.timeline, "loads": winner.loads, "bound": bound, "name": None}
     limited = guard.cut or any(each.draft.limited for each in candidates)
     return replace(winner.draft, cancelled=stop(), limited=limited, judged_seconds=winner.seconds, **known)
@@ -143,10 +135,10 @@ def _singles_of_two(problem: Problem, options: BestOptions, stop: Stop, report: 
             wanted["time_limit"] = min(options.time_limit, known["time_limit"].default)
         if part and stop():
             break
-        report(0.5 * part / len(runs), f"planning with {system.title}", None, None)
+        tell = partial(within, report, 0.5 * part / len(runs), 0.5 / len(runs), f"planning with {system.title}", None)
         try:
             settings = system.settings({field: value for field, value in wanted.items() if field in known})
-            yield judged(system.title, system.recipe(problem, settings, stop, silent), problem, stop)
+            yield judged(system.title, system.recipe(problem, settings, stop, tell), problem, stop)
         except (InputError, StoppedError):  # cannot plan this, or not any more
             continue
 

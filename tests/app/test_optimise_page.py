@@ -181,6 +181,7 @@ def test_who_may_only_look_starts_nothing(app: AppTest, monkeypatch: pytest.Monk
     assert not runner.jobs(store.data_folder(), "optimise")
 
 
+@pytest.mark.clock
 def test_every_system_says_how_long_it_takes_before_it_is_run(app: AppTest) -> None:
     visit(app, "optimise")
     labels = {box.label.split("**")[1]: box.label for box in app.checkbox if box.label.startswith("**")}

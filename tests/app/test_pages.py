@@ -24,7 +24,7 @@ from engine.cluster import Cluster
 from engine.errors import InputError
 from engine.store import database, team
 from engine.workload import RoutingTrace
-from tests.cases.pages import PAGES, buttons, open_sample, plan_the_sample, press, run, said, studio, titles, visit
+from tests.cases.pages import PAGES, buttons, messages, open_sample, plan_the_sample, press, run, said, studio, titles, visit
 from tests.cases.reviews import fill, link, review_of, save
 from tests.cases.sessions import JOB, TOKEN
 from tests.faults import failing
@@ -39,8 +39,13 @@ def test_an_empty_page_says_what_to_do_next(app: AppTest) -> None:
 
 
 def test_every_page_with_the_sample_and_then_with_a_training_step(sample: AppTest) -> None:
+    """Only Review asks for news by itself while nothing runs."""
+    asking = set()
     for page in PAGES:
-        assert not visit(sample, page).error, page
+        with messages() as told:
+            assert not visit(sample, page).error, page
+        asking |= {page for message in told if message.WhichOneof("type") == "auto_rerun"}
+    assert asking <= {"review"}
     press(visit(sample, "optimise"), "Training step")
     for page in PAGES:
         assert not visit(sample, page).error, page

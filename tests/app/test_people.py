@@ -20,7 +20,7 @@ from engine.jobs import protocol, runner
 from engine.store import team
 from engine.store.database import database
 from engine.upkeep import health
-from tests.cases.pages import buttons, chooser, said, studio, visit
+from tests.cases.pages import buttons, chooser, messages, said, studio, visit
 from tests.cases.sessions import login, visitor
 from tests.upkeep.conftest import Folder, folder  # noqa: F401  a fixture
 
@@ -100,6 +100,15 @@ def test_a_login_is_required_before_anything_is_shown(monkeypatch: pytest.Monkey
     app.secrets["auth"] = {"redirect_uri": "x", "cookie_secret": "x", "acme": {"client_id": "a"}, "okta": {"client_id": "b"}}
     visitor(monkeypatch, is_logged_in=False)
     assert [button.label for button in app.run().button] == ["Log in with acme", "Log in with okta"]
+
+
+def test_the_browser_knows_the_page_before_a_fragment_that_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the fragment runs as if for another page, and the browser empties the one that it shows."""
+    visitor(monkeypatch, is_logged_in=True, email="ana@example.org", name="Ana")
+    with messages() as told:
+        studio().run()
+    kinds = ["fragment" if message.delta.fragment_id else message.WhichOneof("type") for message in told]
+    assert "fragment" in kinds[kinds.index("navigation") :] and "fragment" not in kinds[: kinds.index("navigation")]
 
 
 @pytest.mark.parametrize(("hours", "setting"), [(11, None), (13, None), (13, "24"), (1, "0.5"), (1, "soon"), (0.1, "-1")])

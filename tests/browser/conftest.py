@@ -118,7 +118,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """A failed test prints the text of its page, which the next run may not show again."""
+    """The text on the page of a failed test, which the next run may not show again."""
     report = yield
     page = getattr(item, "funcargs", {}).get("page")
     if report.when == "call" and report.failed and page is not None:

@@ -6,7 +6,7 @@ from playwright.sync_api import Locator, Page, expect
 
 from engine.jobs import runner
 from tests import everything
-from tests.browser.access import WHOLE, faults_in_either_theme
+from tests.browser.access import faults_in_either_theme
 from tests.browser.conftest import RUN, await_rest, finished, go, held, settle
 from tests.cases.jobs import until
 from tests.cases.processes import ranks_of
@@ -32,7 +32,6 @@ def press(page: Page, target: Locator, key: str = "Enter", steps: int = MOST_STE
 
 
 def test_the_main_job_by_keyboard_and_no_grave_fault_on_its_pages(page: Page, studio: str, shared_folder: Path) -> None:
-    page.set_viewport_size(WHOLE)
     go(page, studio)
     press(page, page.get_by_role("link", name="Skip to main content"), steps=1)
     press(page, page.get_by_role("button", name="Open the sample"), steps=9)

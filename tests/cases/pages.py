@@ -1,5 +1,10 @@
 """The pages of the studio, driven without a browser: visit a page, press its buttons, read its text."""
 
+import contextlib
+from collections.abc import Iterator
+
+from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
+from streamlit.runtime.forward_msg_queue import ForwardMsgQueue
 from streamlit.testing.v1 import AppTest
 
 from engine import store
@@ -35,6 +40,17 @@ def put(app: AppTest, **values) -> AppTest:
 def visit(app: AppTest, page: str) -> AppTest:
     """Go to a page and run it."""
     return run(app.switch_page(f"../pages/{page}.py"))
+
+
+@contextlib.contextmanager
+def messages() -> Iterator[list[ForwardMsg]]:
+    """Everything that pages tell browsers inside, as it comes."""
+    told: list[ForwardMsg] = []
+    ForwardMsgQueue.on_before_enqueue_msg(told.append)
+    try:
+        yield told
+    finally:
+        ForwardMsgQueue.on_before_enqueue_msg(None)
 
 
 def button(app: AppTest, label: str):

@@ -31,6 +31,7 @@ from tests.strategies import cluster_of, make_gpu, make_model
 BRIEF = {"aurora": {"time_limit": 1.0}}
 
 
+@pytest.mark.clock
 def test_without_noise_every_system_is_itself() -> None:
     problem = small()
     points = list(imprecision(problem, [0.0], seeds=5, options=BRIEF))

@@ -69,6 +69,7 @@ def test_a_plan_is_legal_and_takes_what_the_validator_says(problem, execution, s
 # Affinity
 
 
+@pytest.mark.clock
 @pytest.mark.parametrize("name", ["alpha-code", "beta-code", *(["alpha-man"] if everything.WANTED else [])])
 def test_more_hops_stay_than_under_any_baseline_and_the_note_has_their_share(name):
     problem = samples.sample_problem(name, tokens=None)
