@@ -115,11 +115,7 @@ class Sizing:
     told: float = 0.0
 
     def _tell(self, done: float, message: str, known: float | None = None, pace: float = 0.0) -> None:
-        """Report a share of one turn of a front as one of the whole.
-
-        known: seconds of the best so far
-        pace: seconds since the last report, at least
-        """
+        """Report a share of one turn of a front. known: seconds of the best so far; pace: seconds between reports, at least"""
         if (now := time.monotonic()) - self.told >= pace:
             self.told = now
             self.report((self.turn[0] + done) / self.turn[1], message, known, None)

@@ -421,8 +421,9 @@ def room_of(problem: Problem, options: BestOptions) -> tuple[Ints, int]:
         even = options.slots == "even"
         most = int(left.min()) - -(-experts // gpus) if even else (int(np.minimum(left, experts).sum()) - experts) // gpus
         if options.redundant > max(most, 0):
+            slots_do = "slots do" if options.redundant > 1 else "slot does"
             raise InputError(
-                f"{options.redundant} spare slot{'s do' if options.redundant > 1 else ' does'} not fit on every GPU beside {size(float(np.max(beside)))} of other "
+                f"{options.redundant} spare {slots_do} not fit on every GPU beside {size(float(np.max(beside)))} of other "
                 f"weights, keys and values of the step; choose redundant={max(most, 0)}, or fewer sequences"
             )
         room = np.minimum(room, left) if most >= 0 else room
