@@ -50,8 +50,8 @@ OTHERS, FIRST, TRIALS = 0.35, 0.15, 0.15
 with those without a fold; and for those without a fold again. The rest is for the search itself."""
 FIRST_SECONDS = 0.3
 """Work of the first search, and of those without a fold before it, at least."""
-QUICK = ("linear", "round-robin", "eplb")
-"""Systems that need no search: the first one begins at their plans."""
+QUICK = ("linear", "round-robin")
+"""Systems that plan in a moment: the first search begins at their plans."""
 MIXED = "the best layers of the other systems"
 NO_PARTS = "one system's plan, as the recording has no parts to try a search on; record several sequences or steps"
 NO_TIME = "one system's plan, as the time was over before a search had been tried on parts of the recording; give it more"

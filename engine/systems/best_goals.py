@@ -30,8 +30,8 @@ from engine.units import at_most, seconds
 EXCHANGES, HEATS = 0.5, (0.1, 0.01)
 """The part of the time limit for exchanges that are simulated; and the parts of a layer's time by which one may lengthen it,
 times a few, in the beginning of either half."""
-SIMULATED = 2e-3, 2e-5
-"""Seconds of an ordinary core to simulate a layer of two models, and for every pair of GPUs."""
+SIMULATED, STEPS_PER_EXPERT = (2e-3, 2e-5), 100
+"""Seconds of an ordinary core to simulate a layer of two models, and for every pair of GPUs; simulations of a half at most."""
 
 
 def best_of_goal(problem: Problem, options: BestOptions, stop: Stop, report: Report) -> Draft:
@@ -202,7 +202,7 @@ class LayersOfTwo:
         layers, gpus = placements[0].layers, placements[0].gpus
         rng, each = np.random.default_rng(options.seed), np.arange(layers)
         a_step = layers * (SIMULATED[0] + SIMULATED[1] * gpus**2)
-        steps = int(options.time_limit * EXCHANGES / len(HEATS) / a_step)
+        steps = min(int(options.time_limit * EXCHANGES / len(HEATS) / a_step), STEPS_PER_EXPERT * self.experts)
         best = np.stack([placement.gpu_of_expert for placement in placements])  # [model, layer, expert]
         least = self.seconds(best)
         for heat, step in product(HEATS, range(steps)):

@@ -56,7 +56,7 @@ def test_two_models_from_the_goal_to_the_timeline(app: AppTest) -> None:
     assert offered == {"Aurora", "Best of all", "Random colocation (REC)", "Same-model packing (Lina)", "Linear placement"}
     run_the_job(app)
     table = app.dataframe[0].value
-    assert len(table) == 5 and table["Plan"].tolist()[:2] == ["Linear placement", "Aurora"]
+    assert len(table) == 5 and table["Plan"].tolist()[:2] == ["Linear placement", "Best of all"]
     against = dict(zip(table["Plan"], table["Against Linear placement"], strict=True))
     assert against["Linear placement"] == "deployed" and float(against["Aurora"].rstrip("×")) > 1
     assert table["Above any placement's bound"].iloc[1].endswith(" %")
