@@ -45,7 +45,7 @@ BLOCKS = 64
 """Stretches of neighbouring tokens that stand for sequences where fewer than the folds are recorded."""
 TRIED_LAYERS = 16
 """Layers that are searched without a fold, spread over all."""
-OTHERS, FIRST, TRIALS = 0.35, 0.15, 0.15
+OTHERS, FIRST, TRIALS = 0.25, 0.15, 0.15
 """Parts of the time limit for the other systems' searches, of which the best one then has all its time; for a first search,
 with those without a fold; and for those without a fold again. The rest is for the search itself."""
 FIRST_SECONDS = 0.3
@@ -232,7 +232,7 @@ def _singles(
         raise InputError("no system can plan this; run one of them to see why")
     leader = min(candidates, key=lambda each: each.seconds)
     if leader.longer is not None and not stop():
-        report(0.45, f"planning with {leader.title} for longer", leader.seconds, None)
+        report(0.5, f"planning with {leader.title} for longer", leader.seconds, None)
         with contextlib.suppress(StoppedError):
             found = judged(leader.title, leader.longer(problem, stop), problem, stop)
             candidates.append(replace(found, again=leader.again))
