@@ -45,11 +45,9 @@ BLOCKS = 64
 """Stretches of neighbouring tokens that stand for sequences where fewer than the folds are recorded."""
 TRIED_LAYERS = 16
 """Layers that are searched without a fold, spread over all."""
-OTHERS, FIRST, TRIALS = 0.25, 0.15, 0.15
+OTHERS, FIRST, TRIALS = 0.35, 0.15, 0.15
 """Parts of the time limit for the other systems' searches, of which the best one then has all its time; for a first search,
 with those without a fold; and for those without a fold again. The rest is for the search itself."""
-FIRST_SECONDS = 0.3
-"""Work of the first search, and of those without a fold before it, at least."""
 QUICK = ("linear", "round-robin")
 """Systems that plan in a moment: the first search begins at their plans."""
 MIXED = "the best layers of the other systems"
@@ -120,7 +118,7 @@ def best(problem: Problem, options: BestOptions, stop: Stop, report: Report) -> 
         starts = [each for each in quick if fits(each)]
         if not starts:
             return None
-        rival, part = min(starts, key=lambda each: each.seconds), max(options.time_limit * FIRST / 2, FIRST_SECONDS)
+        rival, part = min(starts, key=lambda each: each.seconds), options.time_limit * FIRST / 2
         if not _gains_unseen(layers, rival, options.seed, part, stop):
             return None
         tasks = [layers.task(layer, rival.draft.placement) for layer in range(problem.workload.layers)]
