@@ -10,7 +10,7 @@ recording that it was not shown, or the best of the other plans is the answer.
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -113,18 +113,18 @@ def best(problem: Problem, options: BestOptions, stop: Stop, report: Report) -> 
     def fits(each: Candidate) -> bool:
         return each.draft.execution == "vanilla" and fits_room(each.draft.placement, room, slots)
 
-    def first(quick: list[Candidate]) -> Candidate | None:
+    def first(quick: list[Candidate]) -> list[Candidate]:
         """A plan from the fastest of the quick ones, if such plans gain on parts of the recording that were not seen."""
         starts = [each for each in quick if fits(each)]
         if not starts:
-            return None
+            return []
         rival, part = min(starts, key=lambda each: each.seconds), options.time_limit * FIRST / 2
         if not _gains_unseen(layers, rival, options.seed, part, stop):
-            return None
+            return []
         tasks = [layers.task(layer, rival.draft.placement) for layer in range(problem.workload.layers)]
         search(tasks, part, options.seed, stop, unwatched)
         placement = placement_of([task.held for task in tasks], problem)
-        return _ordered("a first search", placement, _mode(options), problem, never)
+        return _ordered("a first search", placement, _mode(options), problem, stop)
 
     candidates, early, proven = _singles(problem, options, first if searches else None, stop, report)
     guard = options.guard(stop)
@@ -149,11 +149,12 @@ def best(problem: Problem, options: BestOptions, stop: Stop, report: Report) -> 
         if trusted:
             placements = _placements(layers, [*usable, *early], options, guard, lambda done: report(done, *searching))
             found = [*early]
-            found += [_ordered(title, each, _mode(options), problem, stop) for title, each in placements.items()]
+            for title, each in placements.items():
+                found += _ordered(title, each, _mode(options), problem, stop)
             if layers.by_rank:  # the draws of ranks, which the search does not know, may be good for some layers alone
                 every = usable + found
                 title = "the best layers of the search and the other systems"
-                found.append(_ordered(title, _best_layers(every, problem), _mode(options), problem, stop))
+                found += _ordered(title, _best_layers(every, problem), _mode(options), problem, stop)
         elif guard() and early:
             found, notes["held out"] = [*early], Note(FIRST_ALONE)
         else:
@@ -183,6 +184,7 @@ def best(problem: Problem, options: BestOptions, stop: Stop, report: Report) -> 
     return replace(draft, bound=least if problem.network.direct else None, **known, **ends)
 
 
+@cache
 def compile_all(ranks_choose: bool) -> None:
     """Compile this search, and those of the other systems, before a clock starts. ranks_choose: copies too"""
     placement_search.compile_ahead(ranks_choose)
@@ -193,7 +195,7 @@ def compile_all(ranks_choose: bool) -> None:
 def _singles(
     problem: Problem,
     options: BestOptions,
-    first: Callable[[list[Candidate]], Candidate | None] | None,
+    first: Callable[[list[Candidate]], list[Candidate]] | None,
     stop: Stop,
     report: Report,
 ) -> tuple[list[Candidate], list[Candidate], float]:
@@ -212,7 +214,7 @@ def _singles(
         fastest = min((each.seconds for each in (*candidates, *early)), default=None)
         if part == searchless and first is not None:
             report(0.5 * part / len(others), "trying a first search", fastest, None)
-            early += filter(None, [first(candidates)])
+            early += first(candidates)
             fastest = min((each.seconds for each in (*candidates, *early)), default=None)
         report(0.5 * part / len(others), f"planning with {system.title}", fastest, None)
         with contextlib.suppress(InputError, StoppedError):  # cannot plan this, or not any more
@@ -362,10 +364,12 @@ def _mode(options: BestOptions) -> str:
     return "concurrent" if options.order == "best" else options.order
 
 
-def _ordered(title: str, placement: Placement, mode: str, problem: Problem, stop: Stop) -> Candidate:
-    """A placement with the best send order of a mode."""
-    ordered = best_order(placement, problem, mode, stop, silent)
-    return judged(title, ordered.draft({}, False), problem, stop)
+def _ordered(title: str, placement: Placement, mode: str, problem: Problem, stop: Stop) -> list[Candidate]:
+    """A placement with the best send order of a mode; none once it was stopped."""
+    with contextlib.suppress(StoppedError):
+        ordered = best_order(placement, problem, mode, stop, silent)
+        return [judged(title, ordered.draft({}, False), problem, stop)]
+    return []
 
 
 def _in_every_order(candidates: list[Candidate], problem: Problem, stop: Stop) -> list[Candidate]:
@@ -378,8 +382,8 @@ def _in_every_order(candidates: list[Candidate], problem: Problem, stop: Stop) -
             continue
         plan = each.draft.plan("trial", Provenance(optimiser=""), problem.travel)
         if bound_of_plan(plan, problem, loads=each.loads) < fastest * (1 - 1e-9):
-            ordered.append(_ordered(each.title, each.draft.placement, "best", problem, stop))
-            fastest = min(fastest, ordered[-1].timeline.total)
+            ordered += _ordered(each.title, each.draft.placement, "best", problem, stop)
+            fastest = min(fastest, *(each.timeline.total for each in ordered))
     return ordered
 
 
