@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -54,6 +54,7 @@ MIXED = "the best layers of the other systems"
 NO_PARTS = "one system's plan, as the recording has no parts to try a search on; record several sequences or steps"
 NO_TIME = "one system's plan, as the time was over before a search had been tried on parts of the recording; give it more"
 FIRST_ALONE = "a first search gained on parts of the recording that it had not seen; the time was over before a further one"
+LOSES_MORE = "one system's plan, as a search's loses more on parts of the recording that it had not seen"
 NO_GAIN = "one system's plan, as a search gained nothing on parts of the recording that it had not seen"
 
 
@@ -119,7 +120,7 @@ def best(problem: Problem, options: BestOptions, stop: Stop, report: Report) -> 
         if not starts:
             return []
         rival, part = min(starts, key=lambda each: each.seconds), options.time_limit * FIRST / 2
-        if not _gains_unseen(layers, rival, options.seed, part, stop):
+        if not _tried(layers, rival, options.seed, part, stop).gains:
             return []
         tasks = [layers.task(layer, rival.draft.placement) for layer in range(problem.workload.layers)]
         search(tasks, part, options.seed, stop, unwatched)
@@ -134,7 +135,7 @@ def best(problem: Problem, options: BestOptions, stop: Stop, report: Report) -> 
     if any(each.step is not None for each in candidates):  # others cannot be served
         candidates = [each for each in candidates if each.step is not None]
     score = _score_on(problem, candidates)
-    single, found = min(candidates, key=score), []
+    single, found, slower = min(candidates, key=score), [], 1.0
     notes: Notes = {"best of the other systems": Note(f"{single.title}, {seconds(single.seconds)}")}
     if problem.judged_by is not None:
         alone = "the MoE layers alone, since none of the plans can be served"
@@ -145,8 +146,10 @@ def best(problem: Problem, options: BestOptions, stop: Stop, report: Report) -> 
     elif usable and not stop():
         rival = single if any(each.draft is single.draft for each in usable) else min(usable, key=score)
         report(0.5, "trying a search on parts of the recording", single.seconds, None)
-        trusted = _gains_unseen(layers, rival, options.seed, options.time_limit * TRIALS, guard)
-        if trusted:
+        trial = _tried(layers, rival, options.seed, options.time_limit * TRIALS, guard)
+        if trial.gains and rival is not single:
+            slower = max(trial.slower / _slower(problem, single, guard), 1.0)
+        if trial.gains:
             placements = _placements(layers, [*usable, *early], options, guard, lambda done: report(done, *searching))
             found = [*early]
             for title, each in placements.items():
@@ -158,14 +161,16 @@ def best(problem: Problem, options: BestOptions, stop: Stop, report: Report) -> 
         elif guard() and early:
             found, notes["held out"] = [*early], Note(FIRST_ALONE)
         else:
-            notes["held out"] = Note(NO_PARTS if trusted is None else NO_TIME if guard() else NO_GAIN)
+            notes["held out"] = Note(NO_PARTS if trial.gains is None else NO_TIME if guard() else NO_GAIN)
     elif early:
         found, notes["held out"] = [*early], Note(FIRST_ALONE)
     if found and options.order == "best":
         found += _in_every_order(found, problem, stop)
     if single.step is not None:
         found = [each for each in found if each.step is not None]
-    winner = min([single, *found], key=score)
+    winner = min([single, *found], key=lambda each: score(each) * (1.0 if each is single else slower))
+    if winner is single and min(map(score, found), default=np.inf) < score(single):
+        notes["held out"] = Note(LOSES_MORE)
     total, draft = winner.timeline.total, winner.draft
     notes["found by"] = Note(winner.title)
     notes["against the best of the other systems"] = Note(single.seconds / winner.seconds if winner.seconds else 1.0, "×")
@@ -319,21 +324,28 @@ def _folds(workload: Workload) -> Iterator[tuple[Workload, Workload]]:
     return ((seen, unseen) for seen, unseen in parts if seen.load.any() and unseen.load.any())
 
 
-def _gains_unseen(layers: LayersOf, rival: Candidate, seed: int, work: float, over: Stop) -> bool | None:
-    """True if plans that a search makes of a rival's, both without a fold, are faster there, on average over the folds. None
-    where the recording has no folds.
+class Trial(NamedTuple):
+    """A search on parts of a recording.
 
-    work: seconds of the searches
+    gains: True if its plans are faster on the hidden folds than its rival's, on average; None: the recording has none
+    slower: seconds of its plans there over those on the folds that they were made from
     """
+
+    gains: bool | None
+    slower: float = 1.0
+
+
+def _tried(layers: LayersOf, rival: Candidate, seed: int, work: float, over: Stop) -> Trial:
+    """A trial of the plans that a search makes of a rival's, both without a fold. work: seconds of the searches"""
     problem = layers.problem
-    folds, gains = list(_folds(problem.workload)), []
+    folds, gains, slower = list(_folds(problem.workload)), [], []
     if len(folds) < 2:
-        return None
+        return Trial(None)
     total = problem.workload.load.sum() * layers.count
     tried = np.unique(np.linspace(0, problem.workload.layers - 1, TRIED_LAYERS).astype(int)).tolist()
     for turn, parts in enumerate(folds):
         if over():
-            return False
+            return Trial(False)
         seen, unseen = (layers.on(part, total / part.load.sum()) for part in parts)
         try:
             begun = rival.again(replace(seen.problem, others=()), over).placement
@@ -344,7 +356,21 @@ def _gains_unseen(layers: LayersOf, rival: Candidate, seed: int, work: float, ov
         search(tasks, work / len(folds), seed + turn, over, unwatched)
         new = sum(Task(of, at.expert, at.place).seconds(of) for of, at in zip(known, tasks, strict=True))
         gains.append(old / new - 1 if new else 0.0)
-    return bool(np.mean(gains) > 0) and not over()
+        slower.append(new / (sum(task.seconds(task.layer) for task in tasks) or 1.0) if new else 1.0)
+    return Trial(bool(np.mean(gains) > 0) and not over(), float(np.mean(slower)))
+
+
+def _slower(problem: Problem, single: Candidate, over: Stop) -> float:
+    """`Trial.slower` of a system whose plans no search begins at, by simulation of all layers with as many tokens each."""
+    ratios = [1.0]
+    for parts in _folds(problem.workload):
+        with contextlib.suppress(InputError, StoppedError):
+            seen, unseen = (
+                problem.with_workload(part.part(np.resize(np.arange(part.tokens), problem.workload.tokens))) for part in parts
+            )
+            plan = single.again(replace(seen, others=()), over).plan("trial", Provenance(optimiser=""), problem.travel)
+            ratios.append(simulate(plan, unseen, over).total / simulate(plan, seen, over).total)
+    return float(np.mean(ratios[1:] or ratios))
 
 
 def _placements(

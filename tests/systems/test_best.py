@@ -8,14 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.catalogue import cluster_presets
+from engine.costs import Datasheet
 from engine.errors import InputError
+from engine.formats import read_model
 from engine.plan import Travel
-from engine.problem import Problem
+from engine.problem import Problem, make_problem
 from engine.result import Status
 from engine.simulate import simulate
-from engine.systems import SYSTEMS, System, run
+from engine.systems import SYSTEMS, System, best, run
 from engine.systems.options import patient
 from engine.workload import ExpertLoad, RoutingTrace
+from tests.cases.cli import SAMPLES
 from tests.cases.examples import examples
 from tests.cases.processes import slow_machine
 from tests.cases.samples import big_problem, chained, in_nodes, problem_of, sample, sample_problem, small_problem, with_memory
@@ -98,6 +102,21 @@ def test_a_search_is_only_followed_where_it_gains_on_parts_that_it_has_not_seen(
         outcome = run(SYSTEMS["best"], problem, {"order": "concurrent"})
         assert says is None or says in outcome.notes["held out"].value
         assert (outcome.notes["found by"].value == "the search") == (says is None)
+
+
+@pytest.mark.everything
+def test_a_search_that_loses_more_on_unseen_parts_is_not_followed(monkeypatch):
+    """The search is the fastest where it has been planned for; ExFlow's plan, which no search begins at, on other tokens."""
+    model, cluster = read_model(SAMPLES / "tiny-moe-alpha.json"), cluster_presets()["exflow-4-nodes"].cluster
+    halves = sample("alpha-early-code").halves()
+    seen, unseen = (make_problem(each, cluster, model, Datasheet(), travel=NODE_FEWEST) for each in halves)
+    plans = []
+    for slower in (best._slower, lambda *asked: 10.0):
+        monkeypatch.setattr(best, "_slower", slower)
+        outcome = run(unhurried("best"), seen, {"redundant": 1, "order": "concurrent"})
+        plans.append((outcome.notes["found by"].value, *(simulate(outcome.result.solution, on).total for on in (seen, unseen))))
+    (ours, *careful), (other, *careless) = plans
+    assert (ours, other) == ("ExFlow", "the search") and careful[0] > careless[0] and careful[1] < careless[1]
 
 
 def test_all_recordings_count_alike(monkeypatch):
