@@ -72,6 +72,17 @@ def packaged_node(gpu_type: str, name: str) -> Node:
     return Node(name=name, gpus=gpus, link_bandwidth=float(system["intra_node_bw"]), link_latency=LINK_LATENCY)
 
 
+@lru_cache
+def machine_gpus(gpu_type: str) -> int | None:
+    """GPUs of the largest machine of a type that its links join: a rack, or a node; None for a type that the package lacks."""
+    names = (f"{system_of(gpu_type)}.yaml", f"{system_of(gpu_type)}_sxm.yaml")
+    if (folder := package_folder()) is None:
+        return None
+    path = next((folder / "systems" / name for name in names if (folder / "systems" / name).is_file()), None)
+    node = _system(path)["node"] if path else {}
+    return int(node.get("num_gpus_per_rack", node["num_gpus_per_node"])) if node else None
+
+
 def system_of(gpu_type: str) -> str:
     """The package's own name for one of its GPU types: `gb200` for `GB200`."""
     return gpu_type.lower().replace("-", "_").replace(" ", "_")

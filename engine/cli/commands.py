@@ -399,6 +399,10 @@ def _solve(commands: Commands) -> None:
 
 def _trust(commands: Commands) -> None:
     add_command(commands, "judgement", "trust", "predictions beside public measurements, and how far they are off")
+    command = add_command(commands, "predict", "predict", "times to the first token and per token of measured serving steps")
+    command.add_argument("rows", type=Path, metavar="ROWS", help="a CSV table in the columns of silicon_sample.csv, or JSON")
+    command.add_argument("--config", type=Path, metavar="FILE", help="config.json of a model that is not known by its name")
+    command.add_argument("--why", metavar="ID", help="the parts of one row, and what could explain how far it is off")
 
 
 def _upkeep(commands: Commands) -> None:

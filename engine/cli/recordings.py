@@ -57,7 +57,7 @@ def _inspected(options: argparse.Namespace, scratch: Path) -> Iterable[dict]:
                 "kind": part.format.kind,
                 "format": part.format.name,
                 "title": part.format.title,
-                "belongs": formats.BELONGS[part.format.kind],
+                "belongs": part.format.belongs,
                 "checks": [finding.model_dump(mode="json") for finding in _findings(part)],
             }
 

@@ -6,8 +6,7 @@ from pathlib import Path
 from engine.costs import CollectiveTimes, CostProfile, MeasuredTimes
 from engine.costs.device_profile import DeviceProfile
 from engine.errors import InputError
-from engine.formats.format import BELONGS
-from engine.formats.measured import aiconfigurator, deepep_tests, deepxtrace, kineto, nccl_pairs, times_table
+from engine.formats.measured import aiconfigurator, deepep_tests, deepxtrace, kineto, nccl_pairs, serving_rows, times_table
 from engine.formats.recognition import identify, opened
 from engine.formats.source import MAX_FILE_BYTES, error, fault, ok, read_json_object, warning
 from engine.workload import Finding
@@ -43,7 +42,7 @@ def read_costs(path: Path) -> CostProfile | MeasuredTimes:
     with opened(path) as path:
         format = identify(path)
         if format.name not in _READERS:
-            raise fault(path, f"is {format.title}, which has no times to plan with; {BELONGS[format.kind]}")
+            raise fault(path, f"is {format.title}, which has no times to plan with; {format.belongs}")
         return _READERS[format.name](path)
 
 
@@ -64,6 +63,8 @@ def findings_of_times(path: Path) -> list[Finding]:
     read off it."""
     try:
         with opened(path) as path:
+            if identify(path).name == "measured-steps":
+                return serving_rows.findings(path)
             return _found(read_costs(path), path)
     except InputError as refused:
         return [error("no-times", str(refused))]

@@ -51,8 +51,9 @@ BELONGS = {
     "topology": "open it on the Cluster page",
     "pairs": "open all of it at once on the Cluster page, or give it to detect --pairs",
     "graph": "give it to plan --graph",
+    "measured-steps": "open it on the Cluster page under Trust, or give it to predict",
 }
-"""The place in the studio for each kind of file."""
+"""The place in the studio for each kind of file, and for formats that are used otherwise than others of their kind."""
 
 
 class Glance:
@@ -240,6 +241,11 @@ class Format:
     @property
     def is_recording(self) -> bool:
         return self.read is not None
+
+    @property
+    def belongs(self) -> str:
+        """The place in the studio for such a file."""
+        return BELONGS.get(self.name, BELONGS[self.kind])
 
 
 def of_one_file(read: Callable[[Source], Workload]) -> Callable[[Sequence[Source]], Workload]:

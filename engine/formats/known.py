@@ -14,7 +14,7 @@ from engine.formats import (
     tensorrt_llm,
 )
 from engine.formats.format import Format, Glance, Kind
-from engine.formats.measured import aiconfigurator, deepep_tests, deepxtrace, kineto, nccl_pairs, times_table
+from engine.formats.measured import aiconfigurator, deepep_tests, deepxtrace, kineto, nccl_pairs, serving_rows, times_table
 from engine.formats.vllm import eplb, requests, responses, route_logs
 
 _KEYS: tuple[tuple[str, str, Kind, set[str]], ...] = (
@@ -59,6 +59,7 @@ FORMATS: tuple[Format, ...] = (
     *_DOCUMENTS,
     *huggingface.FORMATS,
     *times_table.FORMATS,
+    *serving_rows.FORMATS,
     *aiconfigurator.FORMATS,
     *nccl_pairs.FORMATS,
     *deepxtrace.FORMATS,

@@ -19,7 +19,7 @@ from typing import IO
 
 from engine.errors import InputError, one_line
 from engine.formats import rank_files
-from engine.formats.format import BELONGS, Format, Glance
+from engine.formats.format import Format, Glance
 from engine.formats.known import FORMATS
 from engine.formats.source import (
     MAGIC,
@@ -426,7 +426,7 @@ def the_recording(paths: Iterable[Path], scratch: Path | None = None, model: MoE
     recordings = [part for part in recognised if part.format.is_recording]
     if not recordings:
         other = recognised[0]
-        raise fault(other.paths[0], f"is {other.format.title}, not a recording; {BELONGS[other.format.kind]}")
+        raise fault(other.paths[0], f"is {other.format.title}, not a recording; {other.format.belongs}")
     if len(recordings) > 1:
         names = one_line(" and ".join(part.name for part in recordings[:3]))
         raise InputError(f"{len(recordings)} recordings ({names}{' …' if len(recordings) > 3 else ''}); give the files of one")

@@ -2,10 +2,11 @@
 
 `beta-code` with a model of width 1024, where `best` predicts a gain: two nodes of two H100 with links nine times as fast as
 their ports and a row per node, without spare slots and with one; four ports of the rates of mixed-8 and a row per GPU; and two
-nodes of four. On the testbed most of a pass is network, of H100s hardly any: their ports and links are drawn a tenth as fast, so
-that the plans are made for such a pass. All plans of a case run in turn, JOBS jobs (default 3) of PASSES timed passes (default 9), as other work on
-the machine slows neighbours alike: next to medians stands the time over that of `best`, pass by pass. A GPU is a process, and
-all are as fast as each other, so mixed GPUs differ by their ports alone; the plans are made for that. Needs root.
+nodes of four. On the testbed most of a pass is network, of H100s hardly any: their ports and links are drawn a tenth as fast,
+so that the plans are made for such a pass. All plans of a case run in turn, JOBS jobs (default 3) of PASSES timed passes
+(default 9), as other work on the machine slows neighbours alike: next to medians stands the time over that of `best`, pass by
+pass. A GPU is a process, and all are as fast as each other, so mixed GPUs differ by their ports alone; the plans are made for
+that. Needs root.
 """
 
 import sys

@@ -6,6 +6,7 @@ from engine.compare.trust.collectives import nccl, nvlink_exchanges
 from engine.compare.trust.deepep import deepep
 from engine.compare.trust.prediction import Prediction, summaries
 from engine.compare.trust.serving import serving, skewed_experts
+from engine.compare.trust.whole_steps import engine_steps
 
 SECTIONS: dict[str, Callable[[], Iterator[Prediction]]] = {
     "DeepEP's dispatch and combine": deepep,
@@ -13,6 +14,7 @@ SECTIONS: dict[str, Callable[[], Iterator[Prediction]]] = {
     "TensorRT-LLM's all-to-all": nvlink_exchanges,
     "experts under power laws": skewed_experts,
     "whole steps": serving,
+    "steps of engines": engine_steps,
 }
 """The sections, by the predicted quantity."""
 

@@ -1,0 +1,201 @@
+"""Whole steps of serving engines: the factors of `engine.serving.forecast` fitted to one half of the measured ones that
+aiconfigurator-core brings along, and held against the other half.
+
+The halves are of settings: fitted are those whose id, without its number of users, has a SHA-256 with an odd first byte. So no
+setting is fitted at some numbers of users and judged at others.
+"""
+
+import contextlib
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from importlib.metadata import version
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from engine.catalogue.packaged import PACKAGE, installed_folder
+from engine.compare.trust.prediction import Prediction
+from engine.errors import InputError
+from engine.formats import read_model, read_sizes
+from engine.formats.measured.serving_rows import is_trusted, read_steps
+from engine.formats.packaged import packaged_config
+from engine.model import MoEModel
+from engine.result import Floats, Ints
+from engine.serving.deployment import MeasuredStep
+from engine.serving.forecast import KIND as KIND_OF_PART
+from engine.serving.forecast import Factors, Margins, Stack, forecast, groups_of, growth, times, work
+from engine.serving.parts import FACTORS, PARTS
+from engine.serving.sizes import TransformerSizes
+
+OTHER_FORMAT = re.compile(r"-(?:NV)?(?:FP4|FP8|BF16|AWQ|GPTQ|INT4)$", re.IGNORECASE)
+USERS = re.compile(r"_c\d+(?=_|$)")
+FIRST_TOKEN_WEIGHT, NEAR_ONE, NEAR_ALL = 0.6, 0.05, 0.8
+"""Weights of logarithms: of a first token's error against that of a token's; of a part's factor; of a kind's factor for a GPU,
+a number format or a version."""
+ROUND = 0.1
+"""Errors beyond this share count less than their square."""
+SPREAD, FOLDS = 0.9, 5
+
+
+def is_fitted(id: str) -> bool:
+    """True for a measured step of the fitted half."""
+    return hashlib.sha256(USERS.sub("", id).encode()).digest()[0] % 2 == 1
+
+
+@lru_cache
+def known_model(checkpoint: str) -> tuple[MoEModel, TransformerSizes]:
+    """A packaged model and its other sizes; one with the same weights in another number format, or of another owner on the Hub,
+    counts as the same. Raises InputError for one that the package lacks."""
+    plain = OTHER_FORMAT.sub("", checkpoint)
+    names = dict.fromkeys((checkpoint, plain, plain.rpartition("/")[2]))
+    for name in names:
+        with contextlib.suppress(InputError):
+            config = packaged_config(name)
+            break
+    else:
+        raise InputError(f"no packaged model is called {checkpoint}; name its config.json with --config")
+    return read_model(config), read_sizes(config)
+
+
+@lru_cache
+def measured_steps() -> tuple[MeasuredStep, ...]:
+    """The trusted steps of the package that can be. Raises InputError if it is not installed."""
+    steps, _ = read_steps(installed_folder("measured steps") / "systems" / "silicon_sample.csv")
+    return tuple(step for step in steps if is_trusted(step))
+
+
+def engine_steps() -> Iterator[Prediction]:
+    """Time per token, and to the first one, of every measured step."""
+    for step in measured_steps():
+        deployment, demand = step.deployment, step.demand
+        predicted = forecast(deployment, demand, *known_model(deployment.checkpoint))
+        gpus = f"{deployment.gpus} GPUs" if deployment.gpus > 1 else "1 GPU"
+        setting = f"{step.id}: {gpus}, {demand.users:,} users, {demand.prompt} in, {demand.output} out"
+        fitted = is_fitted(step.id)
+        for of, measured, ours in (
+            ("a token", step.token, predicted.token),
+            ("the first token", step.first_token, predicted.first_token),
+        ):
+            if measured is not None:
+                name = f"{of}, {deployment.engine}"
+                yield Prediction(name, deployment.gpu, 1, setting, measured, ours, fitted)
+
+
+class Table(NamedTuple):
+    """Measured steps as arrays: float64[row] seconds, and int64[row, 3] groups by their place in `groups`."""
+
+    steps: Sequence[MeasuredStep]
+    stack: Stack
+    token: Floats
+    first: Floats
+    group: Ints
+    groups: tuple[str, ...]
+
+
+def table_of(steps: Sequence[MeasuredStep]) -> Table:
+    """The table of steps that tell both times."""
+    steps = [step for step in steps if step.token is not None and step.first_token is not None]
+    stack = Stack.of([work(each.deployment, each.demand, *known_model(each.deployment.checkpoint)) for each in steps])
+    named = [groups_of(step.deployment) for step in steps]
+    groups = tuple(dict.fromkeys(name for each in named for name in each))
+    places = np.array([[groups.index(name) for name in each] for each in named])
+    token, first = (np.array([getattr(step, name) for step in steps]) for name in ("token", "first_token"))
+    return Table(steps, stack, token, first, places, groups)
+
+
+def fit(table: Table, rows: Ints) -> Factors:
+    """Factors that bring the predictions of some rows, int64[row], near their measurements. The margins are still to be
+    measured."""
+    from scipy.optimize import minimize
+
+    parts, kinds, group = len(PARTS), len(FACTORS), table.group[rows]
+    stack, token, first = table.stack.part(rows), table.token[rows], table.first[rows]
+
+    def factors(x: Floats) -> Floats:
+        of_kind = x[parts:].reshape(-1, kinds)[group].sum(axis=1)
+        return np.exp(np.clip(x[:parts] + of_kind[:, KIND_OF_PART], -15, 8))
+
+    def miss(x: Floats) -> tuple[float, Floats]:
+        """The sum to be least, and its slopes: of errors in logarithms, those beyond `ROUND` less than squared, and of factors
+        away from 1."""
+        of_parts = factors(x)
+        timed = times(stack, of_parts)
+        total, slopes = float(near @ x**2), 2 * near * x
+        off = (timed.token / token, 1.0), (timed.first / first, FIRST_TOKEN_WEIGHT)
+        for (ratio, weight), grows in zip(off, growth(stack, of_parts), strict=True):
+            error = weight * np.log(ratio)
+            total += float((2 * ROUND**2 * (np.sqrt(1 + (error / ROUND) ** 2) - 1)).sum())
+            slope = (2 * weight * error / np.sqrt(1 + (error / ROUND) ** 2))[:, None] * grows
+            slopes[:parts] += slope.sum(axis=0)
+            of_kinds = slopes[parts:].reshape(-1, kinds)
+            for column in group.T:
+                np.add.at(of_kinds, column, slope @ np.eye(kinds)[KIND_OF_PART])
+        return total, slopes
+
+    near = np.full(parts + kinds * len(table.groups), NEAR_ALL**2)
+    near[:parts] = NEAR_ONE**2
+    found = minimize(miss, np.zeros(len(near)), jac=True, method="L-BFGS-B", options={"maxiter": 3000, "maxfun": 4000}).x
+    of_kind = np.exp(found[parts:].reshape(-1, kinds))
+    seen = sorted(set(group.ravel().tolist()))
+    return Factors(
+        parts=dict(zip(PARTS, np.exp(found[:parts]).round(4).tolist(), strict=True)),
+        kinds={table.groups[at]: tuple(of_kind[at].round(4).tolist()) for at in seen},
+        checkpoints=tuple(sorted({table.steps[row].deployment.checkpoint for row in rows})),
+        margins=Margins(known=1.0, other_version=1.0, other_gpu=1.0, other_model=1.0),
+        source=f"{len(rows)} measured steps of {PACKAGE} {version(PACKAGE)}",
+    )
+
+
+def errors(table: Table, rows: Ints, factors: Factors) -> tuple[Floats, Floats]:
+    """float64[row], twice: by how much predicted times per token, and to the first one, are longer than measured ones."""
+    of_rows = np.array([factors.of(table.steps[row].deployment) for row in rows])
+    timed = times(table.stack.part(rows), of_rows)
+    return timed.token / table.token[rows] - 1, timed.first / table.first[rows] - 1
+
+
+def fit_with_margins() -> Factors:
+    """The factors of the fitted half. Its margins are of its rows that were not fitted to, in turn: a fold of the settings,
+    each version, each GPU, each model."""
+    table = table_of(measured_steps())
+    rows = np.flatnonzero([is_fitted(step.id) for step in table.steps])
+    fold = np.array([hashlib.sha256(USERS.sub("", table.steps[row].id).encode()).digest()[1] % FOLDS for row in rows])
+    by = {
+        "known": fold,
+        "other_version": np.array(
+            [f"{table.steps[row].deployment.engine} {table.steps[row].deployment.version}" for row in rows]
+        ),
+        "other_gpu": np.array([table.steps[row].deployment.gpu for row in rows]),
+        "other_model": np.array([table.steps[row].deployment.checkpoint for row in rows]),
+    }
+    margins = {name: _spread(np.concatenate(list(_left_out(table, rows, key)))) for name, key in by.items()}
+    return fit(table, rows).model_copy(update={"margins": Margins(**margins)})
+
+
+def _left_out(table: Table, rows: Ints, key: np.ndarray) -> Iterator[Floats]:
+    """Errors of a token in the rows of every key, by what was fitted to all others."""
+    for value in np.unique(key):
+        yield errors(table, rows[key == value], fit(table, rows[key != value]))[0]
+
+
+def _spread(off: Floats) -> float:
+    """The share within which so many of these errors are, upwards as a factor as downwards."""
+    return round(float(np.exp(np.quantile(np.abs(np.log1p(off)), SPREAD)) - 1), 4)
+
+
+def leave_one_out() -> pd.DataFrame:
+    """Errors on all steps of a GPU, a model or an engine, by factors that were fitted to all others: columns left_out, steps,
+    token and first_token (median errors without sign), token_mean."""
+    table = table_of(measured_steps())
+    rows = np.arange(len(table.steps))
+    found = []
+    for name in ("gpu", "checkpoint", "engine"):
+        key = np.array([getattr(step.deployment, name) for step in table.steps])
+        for value in np.unique(key):
+            off, first = errors(table, rows[key == value], fit(table, rows[key != value]))
+            token = np.abs(off)
+            row = {"left_out": value, "steps": len(off), "token": np.median(token), "token_mean": token.mean()}
+            found.append(row | {"first_token": np.median(np.abs(first))})
+    return pd.DataFrame(found)
