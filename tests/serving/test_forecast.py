@@ -66,7 +66,7 @@ def test_prompts_are_taken_between_steps_only_where_the_same_servers_generate():
 
 
 def test_users_without_room_wait_for_others():
-    """A server of one GPU whose memory holds a few sequences of a million tokens."""
+    """On a server of one GPU with memory for a few sequences of a million tokens."""
     alone = ON_H200.model_copy(update={"decode": Ranks(tensor=1)})
     few, many = (forecast(alone, Demand(prompt=10**6, output=100, users=users), MODEL, SIZES) for users in (1, 64))
     assert "waiting for room" not in few.first_parts and many.first_parts["waiting for room"] > many.token * 100
