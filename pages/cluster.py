@@ -2,8 +2,8 @@
 
 import streamlit as st
 
-from app import header, state, widgets
-from app.cluster import board, measuring, table
+from app import header, kept, state, widgets
+from app.cluster import board, engines, measuring, table
 
 actions = header.show("Cluster", "What do I have? Draw it, or edit the table; each follows the other.")
 
@@ -49,3 +49,5 @@ with times:
     measuring.calibration_panel(cluster, state.session.model)
 with trusted:
     measuring.show_trust()
+    if kept.toggle("Compare whole engines with measurements", key="engines-shown"):
+        engines.show()

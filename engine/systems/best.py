@@ -46,8 +46,11 @@ BLOCKS = 64
 TRIED_LAYERS = 16
 """Layers that are searched without a fold, spread over all."""
 OTHERS, FIRST, TRIALS = 0.35, 0.15, 0.15
-"""Parts of the time limit for the other systems' searches, of which the best one then has all its time; for a first search,
+"""Parts of the time limit for the other systems' searches, after which the best ones plan once more; for a first search,
 with those without a fold; and for those without a fold again. The rest is for the search itself."""
+NEAR, ALONE = 1.02, 2
+"""Systems whose plans are so near the fastest one plan once more, each in so many times the time limit: by default as much as
+they have alone."""
 QUICK = ("linear", "round-robin")
 """Systems that plan in a moment: the first search begins at their plans."""
 MIXED = "the best layers of the other systems"
@@ -79,7 +82,7 @@ class Candidate:
 
     step: seconds of the whole step that it is judged by, if any
     again: makes one like it for another problem
-    longer: makes one in the whole time limit, or the system's own if that is less; None: this is it
+    longer: makes one in as much time as the system has alone; None: this is it
     """
 
     title: str
@@ -224,7 +227,7 @@ def _singles(
         report(0.5 * part / len(others), f"planning with {system.title}", fastest, None)
         with contextlib.suppress(InputError, StoppedError):  # cannot plan this, or not any more
             limit = options.time_limit * (OTHERS / len(others) if first is not None else 1.0)
-            quick, usual = (_limited(system, settings, most) for most in (limit, options.time_limit))
+            quick, usual = (_limited(system, settings, most) for most in (limit, ALONE * options.time_limit))
             again, longer = (partial(_again, system, each) for each in (quick, usual))
             tell = partial(
                 within, report, 0.5 * part / len(others), 0.5 / len(others), f"planning with {system.title}", fastest
@@ -235,12 +238,13 @@ def _singles(
                 proven = max(proven, found.draft.bound)
     if not candidates:
         raise InputError("no system can plan this; run one of them to see why")
-    leader = min(candidates, key=lambda each: each.seconds)
-    if leader.longer is not None and not stop():
-        report(0.5, f"planning with {leader.title} for longer", leader.seconds, None)
-        with contextlib.suppress(StoppedError):
-            found = judged(leader.title, leader.longer(problem, stop), problem, stop)
-            candidates.append(replace(found, again=leader.again))
+    near = NEAR * min(each.seconds for each in candidates)
+    for leader in sorted((each for each in candidates if each.seconds <= near), key=lambda each: each.seconds):
+        if leader.longer is not None and not stop():
+            report(0.5, f"planning with {leader.title} for longer", min(each.seconds for each in candidates), None)
+            with contextlib.suppress(StoppedError):
+                found = judged(leader.title, leader.longer(problem, stop), problem, stop)
+                candidates.append(replace(found, again=leader.again))
     return candidates, early, proven
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from engine.cli import main
 from engine.compare.trust import Prediction, summaries
+from engine.compare.trust.whole_steps import leave_one_out
 from engine.costs.deepep import FOLDER, measured_exchanges
 from engine.units import share
 
@@ -69,6 +70,17 @@ def test_the_table_in_the_documentation_is_this_one(held):
         for row in summaries(held)
     ]
     assert rows == wanted
+
+
+@pytest.mark.everything
+def test_what_is_left_out_of_the_fit_is_met_as_the_documentation_says():
+    page = (Path(__file__).parents[2] / "docs" / "trust.md").read_text(encoding="utf-8")
+    rows = leave_one_out().itertuples()
+    wanted = [
+        f"| {row.left_out} | {row.steps} | {share(row.token)} | {share(row.token_mean)} | {share(row.first_token)} |"
+        for row in rows
+    ]
+    assert [line for line in page.splitlines() if line in wanted] == wanted
 
 
 def test_the_command(capsys, monkeypatch, printed, held):

@@ -8,7 +8,7 @@ setting is fitted at some numbers of users and judged at others.
 import contextlib
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from importlib.metadata import version
 from typing import NamedTuple
@@ -26,7 +26,7 @@ from engine.model import MoEModel
 from engine.result import Floats, Ints
 from engine.serving.deployment import MeasuredStep
 from engine.serving.forecast import KIND as KIND_OF_PART
-from engine.serving.forecast import Factors, Margins, Stack, forecast, groups_of, growth, times, work
+from engine.serving.forecast import Factors, Forecast, Margins, Stack, forecast, groups_of, growth, times, work
 from engine.serving.parts import FACTORS, PARTS
 from engine.serving.sizes import TransformerSizes
 
@@ -67,17 +67,85 @@ def measured_steps() -> tuple[MeasuredStep, ...]:
     return tuple(step for step in steps if is_trusted(step))
 
 
+class Predicted(NamedTuple):
+    """A measured step and its prediction."""
+
+    step: MeasuredStep
+    forecast: Forecast
+
+    @property
+    def error(self) -> float | None:
+        """By how much of the measured time per token the predicted one is longer; None where it was not measured."""
+        return None if self.step.token is None else self.forecast.token / self.step.token - 1
+
+    @property
+    def first_error(self) -> float | None:
+        """The same of the first token."""
+        return None if self.step.first_token is None else self.forecast.first_token / self.step.first_token - 1
+
+
+def predicted(step: MeasuredStep) -> Predicted:
+    """A packaged model's step. Raises InputError for another model, and where `forecast` does."""
+    return Predicted(step, forecast(step.deployment, step.demand, *known_model(step.deployment.checkpoint)))
+
+
+SPLITS: dict[str, Callable[[MeasuredStep], str]] = {
+    "engine": lambda step: step.deployment.engine,
+    "GPU": lambda step: step.deployment.gpu,
+    "model": lambda step: step.deployment.checkpoint,
+    "number format": lambda step: step.deployment.precision,
+    "servers": lambda step: {"agg": "take prompts and generate", "disagg": "for prompts and for generating"}[
+        step.deployment.mode
+    ],
+    "GPUs with experts": lambda step: str(step.deployment.decode.expert),
+    "users of a replica": lambda step: _range_of(
+        step.demand.users / (step.deployment.decode.servers * step.deployment.decode.data)
+    ),
+}
+"""The kinds by which errors are summed up."""
+
+
+def _range_of(users: float) -> str:
+    """A power of four and the next one."""
+    low = 4 ** int(np.log2(max(users, 1)) // 2)
+    return f"{low:,} to {4 * low - 1:,}"
+
+
+def errors_by(rows: Sequence[Predicted], split: str) -> pd.DataFrame:
+    """Errors without sign by one of SPLITS: columns of its name, steps, token and first_token (medians), token_mean, inside
+    (share of measured times per token in their interval)."""
+    measured = [row for row in rows if row.error is not None]
+    table = pd.DataFrame(
+        {
+            split: [SPLITS[split](row.step) for row in measured],
+            "token": [abs(row.error) for row in measured],
+            "first_token": [np.nan if row.first_error is None else abs(row.first_error) for row in measured],
+            "inside": [row.forecast.low <= row.step.token <= row.forecast.high for row in measured],
+        }
+    )
+    parts = {"steps": ("token", "size"), "token": ("token", "median"), "token_mean": ("token", "mean")}
+    parts |= {"first_token": ("first_token", "median"), "inside": ("inside", "mean")}
+    grouped = table.groupby(split, sort=False).agg(**parts).reset_index()
+    return grouped.sort_values(split, key=lambda names: names.map(_in_order))
+
+
+def _in_order(name: str) -> list[tuple[int, int | str]]:
+    """A key by which numbers in names count as numbers: 4 before 16."""
+    pieces = re.split(r"(\d+)", name.replace(",", ""))
+    return [(0, int(piece)) if piece.isdigit() else (1, piece) for piece in pieces if piece]
+
+
 def engine_steps() -> Iterator[Prediction]:
     """Time per token, and to the first one, of every measured step."""
     for step in measured_steps():
         deployment, demand = step.deployment, step.demand
-        predicted = forecast(deployment, demand, *known_model(deployment.checkpoint))
+        found = predicted(step).forecast
         gpus = f"{deployment.gpus} GPUs" if deployment.gpus > 1 else "1 GPU"
         setting = f"{step.id}: {gpus}, {demand.users:,} users, {demand.prompt} in, {demand.output} out"
         fitted = is_fitted(step.id)
         for of, measured, ours in (
-            ("a token", step.token, predicted.token),
-            ("the first token", step.first_token, predicted.first_token),
+            ("a token", step.token, found.token),
+            ("the first token", step.first_token, found.first_token),
         ):
             if measured is not None:
                 name = f"{of}, {deployment.engine}"
