@@ -81,7 +81,7 @@ class Candidate:
     """A plan with its timeline and the loads of its placement.
 
     step: seconds of the whole step that it is judged by, if any
-    again: makes one like it for another problem
+    again: makes one like it for another problem; None: it is another plan with another send order, or a search made it
     longer: makes one in as much time as the system has alone; None: this is it
     """
 
@@ -150,7 +150,7 @@ def best(problem: Problem, options: BestOptions, stop: Stop, report: Report) -> 
         rival = single if any(each.draft is single.draft for each in usable) else min(usable, key=score)
         report(0.5, "trying a search on parts of the recording", single.seconds, None)
         trial = _tried(layers, rival, options.seed, options.time_limit * TRIALS, guard)
-        if trial.gains and rival is not single:
+        if trial.gains and rival is not single and single.again is not None:
             slower = max(trial.slower / _slower(problem, single, guard), 1.0)
         if trial.gains:
             placements = _placements(layers, [*usable, *early], options, guard, lambda done: report(done, *searching))
