@@ -403,6 +403,10 @@ def _trust(commands: Commands) -> None:
     command.add_argument("rows", type=Path, metavar="ROWS", help="a CSV table in the columns of silicon_sample.csv, or JSON")
     command.add_argument("--config", type=Path, metavar="FILE", help="config.json of a model that is not known by its name")
     command.add_argument("--why", metavar="ID", help="the parts of one row, and what could explain how far it is off")
+    asked = command.add_mutually_exclusive_group()
+    asked.add_argument("--rate", type=float, metavar="RATE", help="requests a second that arrive at random, in place of users")
+    asked.add_argument("--replay", type=Path, metavar="FILE", help="recorded arrivals: Mooncake's JSON lines, or a CSV table")
+    command.add_argument("--requests", type=count, default=2000, metavar="N", help="of --rate (2000)")
 
 
 def _upkeep(commands: Commands) -> None:

@@ -7,17 +7,20 @@ from typing import Any
 import numpy as np
 
 from engine import formats
-from engine.cli.output import answer, columns
+from engine.cli.output import answer, columns, stopped_by_signals
 from engine.compare.trust.whole_steps import known_model
 from engine.compare.trust.why_off import explanations
 from engine.errors import InputError
+from engine.formats.measured.request_traces import read_requests
 from engine.formats.measured.serving_rows import read_steps
 from engine.model import MoEModel
+from engine.serving.arrivals import PERCENTILES, at_random, serve_arrivals
 from engine.serving.deployment import MeasuredStep
 from engine.serving.forecast import Forecast, forecast
 from engine.serving.sizes import TransformerSizes
 from engine.units import digits, seconds, share, signed
 
+Sizes = tuple[MoEModel, TransformerSizes]
 SHOWN = 40
 """Rows of a table on the console; all are in --json."""
 
@@ -40,15 +43,40 @@ def run_predict(options: argparse.Namespace) -> int:
             raise InputError(f"{options.why} is not predicted{known}")
         print(_why(*found[options.why]))
         return 0
+    if options.rate is not None or options.replay is not None:
+        return _under_arrivals(options, [step for step, _ in found.values()], own)
     answer(options, rows, lambda _: _as_text(found, [row for row in rows if row["refused"]]))
     return 0
 
 
-def _own_model(config: Path) -> tuple[MoEModel, TransformerSizes]:
+def _under_arrivals(options: argparse.Namespace, steps: list[MeasuredStep], own: Sizes | None) -> int:
+    """Percentiles of the rows that can be predicted, their users replaced by arrivals."""
+    recorded = read_requests(options.replay) if options.replay else None
+    rows = []
+    with stopped_by_signals() as stop:
+        for step in steps:
+            demand = step.demand
+            requests = recorded or at_random(options.rate, options.requests, demand.prompt, demand.output)
+            served = serve_arrivals(requests, step.deployment, *(own or known_model(step.deployment.checkpoint)), stop=stop)
+            span = float(served.end.max() - requests.arrival[0])
+            figures = {"requests": len(served.first), "seconds": span, "tokens_per_second": float(requests.output.sum() / span)}
+            for name, of in served.percentiles().items():
+                key = {"first": "ttft", "token": "tpot"}[name]
+                figures |= {f"{key}_p{at}": value for at, value in of.items()}
+            rows.append({"id": step.id} | figures)
+    cells = {"id": "id", "requests": "requests", "tokens/s": lambda row: digits(row["tokens_per_second"])}
+    for key, title in (("ttft", "first token"), ("tpot", "a token")):
+        for at in PERCENTILES:
+            cells[f"{title} p{at}"] = lambda row, key=f"{key}_p{at}": seconds(row[key])
+    answer(options, rows, lambda rows: columns(rows, cells))
+    return 0
+
+
+def _own_model(config: Path) -> Sizes:
     return formats.read_model(config), formats.read_sizes(config)
 
 
-def _forecast(step: MeasuredStep, own: tuple[MoEModel, TransformerSizes] | None) -> Forecast:
+def _forecast(step: MeasuredStep, own: Sizes | None) -> Forecast:
     return forecast(step.deployment, step.demand, *(own or known_model(step.deployment.checkpoint)))
 
 
