@@ -2,7 +2,6 @@
 words."""
 
 import argparse
-import contextlib
 import sys
 from functools import partial
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from engine import formats
+from engine.catalogue import model_presets
 from engine.cli import STOPPED
 from engine.cli.inputs import read_cost, read_recording, read_travel, split_setting
 from engine.cli.judgement import config_of
@@ -126,12 +126,12 @@ def deployments_asked(options: argparse.Namespace, settings: dict[str, Any]) -> 
         raise InputError(f"study deployments has no '{unknown[0]}' to --set (it has: {', '.join(SETTABLE)})")
     prices: dict[str, float] = {}
     for gpu, price in (split_setting(text, "--price") for text in options.prices):
+        if gpu in prices:
+            raise InputError(f"--price {gpu}={price}: give every GPU type one price")
         try:
-            prices[gpu] = float(price) if gpu not in prices else float("nan")
+            prices[gpu] = float(price)
         except ValueError:
             raise InputError(f"--price {gpu}={price}: write a number, such as {gpu}=3.5") from None
-        if prices[gpu] != prices[gpu]:
-            raise InputError(f"--price {gpu}={price}: give every GPU type one price")
     checkpoint, model, sizes = _checkpoint(options)
     asked = {"model": as_json(model), "sizes": as_json(sizes), "checkpoint": checkpoint, "prices": prices}
     own = {name: getattr(options, name) for name in ("prompt", "output", "target", "most")}
@@ -149,8 +149,11 @@ def _checkpoint(options: argparse.Namespace) -> tuple[str, MoEModel, Transformer
     """The name of the model, the model and its other sizes."""
     name = str(options.model)
     if not options.model.exists() and not options.config:
-        with contextlib.suppress(InputError):
+        try:
             return name, *known_model(name)
+        except InputError:
+            if name not in model_presets():
+                raise
     model = formats.read_model(options.model)
     return model.name if options.model.exists() else name, model, formats.read_sizes(config_of(options, model))
 

@@ -94,7 +94,7 @@ def cheapest(question: Question, stop: Stop = never, report: Report = silent) ->
     The price is that of a million tokens or, for a demanded rate, that of an hour. Raises InputError for a target that is none,
     and for a checkpoint whose number format is not known.
     """
-    search = _Search(question)
+    search = Search(question)
     groups = list(search.groups())
     for done, group in enumerate(groups):
         report(done / len(groups), f"{group.engine} on {group.gpu}, {group.mode}, {group.precision}")
@@ -118,7 +118,7 @@ class _Kept(NamedTuple):
     row: int
 
 
-class _Search:
+class Search:
     """The rows that are kept, and what was left out, while groups are tried."""
 
     def __init__(self, question: Question) -> None:
