@@ -21,7 +21,7 @@ from engine.model import MoEModel
 from engine.serving.deployment import Deployment
 from engine.serving.sizes import TransformerSizes
 from engine.serving.step import ServingStep
-from engine.sizing.deployments import WHY
+from engine.sizing.deployments import LeftOut
 from engine.sizing.inputs import Catalogue, Need, counted, in_words, read_target
 from engine.sizing.search import Point, Sizing, proven
 from engine.store.problems import as_json, save_inputs
@@ -158,13 +158,6 @@ def _checkpoint(options: argparse.Namespace) -> tuple[str, MoEModel, Transformer
     return model.name if options.model.exists() else name, model, formats.read_sizes(config_of(options, model))
 
 
-def servers_in_words(deployment: dict[str, Any]) -> str:
-    """`3 × tp16, prompts: 1 × dp4 ep4`."""
-    of = Deployment.from_dict(deployment, "deployment")
-    said = f"{of.decode.servers} × {of.decode.in_words}"
-    return f"{said}, prompts: {of.prefill.servers} × {of.prefill.in_words}" if of.prefill else said
-
-
 def deployments_text(content: dict[str, Any]) -> str:
     """The front as a table, the best of GPU types that are not on it, and what was left out."""
     points, lines = content["points"], []
@@ -172,7 +165,7 @@ def deployments_text(content: dict[str, Any]) -> str:
     cells = {
         "GPUs": lambda row: f"{row['gpus']} × {row['deployment']['gpu']}",
         "engine": lambda row: " ".join(row["deployment"][name] for name in ("engine", "version", "precision")),
-        "servers": lambda row: servers_in_words(row["deployment"]),
+        "servers": lambda row: Deployment.from_dict(row["deployment"], "deployment").servers_in_words,
         "replicas": "replicas",
         "users": lambda row: f"{row['demand']['users'] * row['replicas']:,}",
         "a token": lambda row: seconds(row["token"]),
@@ -194,16 +187,10 @@ def deployments_text(content: dict[str, Any]) -> str:
             lines.append(columns([row], cells))
     if beyond := sum(row["high"] > content["token"] for row in best) if content.get("token") else 0:
         lines.append(f"the interval of {beyond} of them reaches beyond the target")
-    lines += left_out_in_words(content)
+    there = {row["deployment"]["gpu"] for row in points}
+    for each in (LeftOut.from_dict(row, "left out") for row in content["left_out"]):
+        near = f"; the nearest takes {seconds(each.nearest)}" if each.nearest and each.gpu not in there else ""
+        lines.append(f"left out, {each.gpu}: {each.in_words}{near}")
     said = "times are predicted; users ask again as soon as they have an answer"
     lines.append(f"{content['tried']:,} deployments timed; {said}")
     return "\n".join([*lines, *(f"note: {note}" for note in content["notes"])])
-
-
-def left_out_in_words(content: dict[str, Any]) -> list[str]:
-    """A line for every GPU type and reason; the nearest to the target of a type that has none within it."""
-    there, lines = {row["deployment"]["gpu"] for row in content["points"]}, []
-    for each in content["left_out"]:
-        near = f"; the nearest takes {seconds(each['nearest'])}" if each["nearest"] and each["gpu"] not in there else ""
-        lines.append(f"left out, {each['gpu']}: {each['count']:,} {WHY[each['why']]}{near}")
-    return lines

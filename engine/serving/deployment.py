@@ -67,6 +67,12 @@ class Deployment(Frozen):
         return self.prefill or self.decode
 
     @property
+    def servers_in_words(self) -> str:
+        """`3 × tp16, prompts: 1 × dp4 ep4`."""
+        said = f"{self.decode.servers} × {self.decode.in_words}"
+        return f"{said}, prompts: {self.prefill.servers} × {self.prefill.in_words}" if self.prefill else said
+
+    @property
     def gpus(self) -> int:
         """All GPUs."""
         return self.decode.gpus * self.decode.servers + (self.prefill.gpus * self.prefill.servers if self.prefill else 0)

@@ -31,18 +31,18 @@ _GROUP = re.compile(r"(\S+) on (.+), (agg|disagg)")
 _VERSION = re.compile(r"(\S+) (\d\S*), (agg|disagg)")
 
 Why = Literal["not measured", "number format", "memory", "bound", "token", "first token", "prompts", "GPUs", "price"]
-WHY: dict[Why, str] = {
-    "not measured": "engines and modes never measured on it",
-    "number format": "number formats that it does not compute with",
-    "memory": "servers without room for the weights and a sequence for each replica of attention",
-    "bound": "servers that read the weights of one token more slowly than the target, at full bandwidth (a bound)",
-    "token": "deployments predicted slower than the target",
-    "first token": "deployments predicted to send the first token later than the target",
-    "prompts": "deployments whose prompts are predicted to come faster than they are taken",
-    "GPUs": "deployments that need more GPUs for the rate than there are",
-    "price": "deployments above the budget",
+WHY: dict[Why, tuple[str, str]] = {
+    "not measured": ("engine mode", "never measured on it"),
+    "number format": ("number format", "that it does not compute with"),
+    "memory": ("server", "without room for the weights and a sequence for each replica of attention"),
+    "bound": ("server", "unable to read the weights of a token within the target at full bandwidth (a bound)"),
+    "token": ("deployment", "predicted slower than the target"),
+    "first token": ("deployment", "predicted to send the first token later than the target"),
+    "prompts": ("deployment", "whose prompts are predicted to come faster than they are taken"),
+    "GPUs": ("deployment", "with more GPUs for the rate than there are"),
+    "price": ("deployment", "above the budget"),
 }
-"""Reasons in words, in the order in which they are asked."""
+"""Candidates that are left out, and why, in words and in the order in which it is asked."""
 
 
 class Question(Frozen):
@@ -127,6 +127,13 @@ class Point(Frozen):
     best: bool
     parts: dict[str, float]
 
+    @property
+    def in_words(self) -> str:
+        """`8 × H200, sglang 0.5.9 fp8, 1 × tp8, 24 users`."""
+        of, times = self.deployment, f" × {self.replicas}" if self.replicas > 1 else ""
+        engine = " ".join(filter(None, (of.engine, of.version, of.precision)))
+        return f"{self.gpus} × {of.gpu}, {engine}, {of.servers_in_words}{times}, {self.demand.users * self.replicas:,} users"
+
 
 class LeftOut(Frozen):
     """Candidates of a GPU type that are left out for one reason. nearest: the least seconds among those that are too slow"""
@@ -135,6 +142,12 @@ class LeftOut(Frozen):
     why: Why
     count: int
     nearest: float | None = None
+
+    @property
+    def in_words(self) -> str:
+        """`3 servers without room for …`."""
+        unit, reason = WHY[self.why]
+        return f"{self.count:,} {unit}{'s' * (self.count > 1)} {reason}"
 
 
 class Found(Frozen):

@@ -164,7 +164,7 @@ def test_the_cheapest_deployments_answer_as_their_job(engine, deployments: list,
     best = [row for row in found["points"] if row["best"]]
     assert best and text.splitlines()[0].split()[:2] == ["GPUs", "engine"] and " reaches beyond the target" in text
     assert "note: weights are bf16 as the checkpoint's" in text and "was never measured" in text
-    assert "left out, B300-SXM: 3 engines and modes never measured on it" in text
+    assert "left out, B300-SXM: 3 engine modes never measured on it" in text
     nothing = engine.text(*deployments, "--target", "0.1 ms a token")
     assert nothing.startswith("no deployment is predicted to meet the target") and "; the nearest takes " in nothing
 
@@ -177,7 +177,7 @@ def test_the_cheapest_deployments_answer_as_their_job(engine, deployments: list,
         ("--price h200=4", "--price h200=4: give every GPU type one price"),
         ("--price H200=4", "study deployments: prices: H200 has two prices; give it one"),
         ("--price B200", "--price B200: write KEY=VALUE"),
-        ("--price B200=nan", "the price of B200 must be above 0"),
+        ("--price B200=-1", "the price of B200 must be above 0 and at most 1e9 an hour, not -1"),
         ("--target fast", "'fast' is not understood; write such as '20 ms a token'"),
         ("--set users=5", "study deployments has no 'users' to --set (it has: formats, engines, extrapolate, currency)"),
         ("--set formats=fp3", "study deployments: formats"),
