@@ -26,6 +26,7 @@ TITLES = {
     "redundancy": "Spare slots",
     "drift": "Drift of traffic",
     "size": "Cheapest clusters",
+    "deployments": "Cheapest deployments",
     "lina": "Lina at run time",
 }
 """Names of kinds of jobs on the pages."""

@@ -37,7 +37,7 @@ def add_command(commands: Commands, group: str, name: str, help: str) -> argpars
 
 
 TYPES = {"N": int, "S": float, "A": float, "D": float, "SECONDS": float}
-TYPES |= dict.fromkeys(("ADDRESS", "TYPE", "URL", "SOURCE", "KEY=VALUE", "NAME=VALUE", "FILE[::NAME]"), str)
+TYPES |= dict.fromkeys(("ADDRESS", "TYPE", "URL", "SOURCE", "KEY=VALUE", "NAME=VALUE", "GPU=PRICE", "FILE[::NAME]"), str)
 """The type of an option's value by its metavar; of all others it is a path."""
 
 SEVERAL = {"action": "append", "default": []}

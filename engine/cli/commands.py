@@ -238,6 +238,7 @@ STUDIES = {
     "front": "plans between balance and affinity",
     "matrix": "one plan a recording (--also), scored on every recording",
     "lina": "Lina's two phases by lengths of paths; learnt from --also or the first half",
+    "deployments": "the cheapest deployments of a model (--model) for --target, on GPUs with a --price",
     "utilisation": "GPUs under a plan for two models, with each alone and with both",
 }
 
@@ -258,6 +259,19 @@ def _study(commands: Commands) -> None:
         ),
     }
     add_options(command, options)
+    group = command.add_argument_group("deployments")
+    options = {
+        "--prompt N": "tokens of a prompt",
+        "--output N": "tokens generated for it",
+        "--target T": (
+            "such as '20 ms a token', 'first token in 2 s', '5000 tokens/s in all', 'at most $40 an hour', several together",
+            {"type": str},
+        ),
+        "--price GPU=PRICE": ("of a GPU of this type an hour; may be given several times", SEVERAL | {"dest": "prices"}),
+        "--most N": "GPUs in all (default: 64)",
+        "--config FILE": ("the model's Hugging Face config.json (default: as --model or the model is called)", {"type": str}),
+    }
+    add_options(group, options)
     command.set_defaults(serving=None)
 
 

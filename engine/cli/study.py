@@ -25,6 +25,7 @@ from engine.cli.inputs import (
 )
 from engine.cli.judgement import read_serving
 from engine.cli.output import answer, columns, progress, stopped_by_signals, table
+from engine.cli.size import deployments_asked, deployments_text
 from engine.compare.affinity import sorted_choices
 from engine.compare.baseline import baseline_of
 from engine.compare.capacity import ladder, parts_of
@@ -94,22 +95,32 @@ class _Watched:
 
 
 def run_study(options: argparse.Namespace) -> int:
-    problem, plans = _inputs(options)
     settings = {key: _value(text) for key, text in map(split_setting, options.settings)}
+    if options.study == "deployments":
+        return _answered(options, deployments_asked(options, settings), deployments_text)
+    if used := [name for name in OF_DEPLOYMENTS if getattr(options, name) not in (None, [])]:
+        raise InputError(f"--{used[0].removesuffix('s')} is for study deployments")
+    problem, plans = _inputs(options)
     if options.study == "utilisation":
         if settings:
             raise InputError("study utilisation has nothing to --set")
         answer(options, _utilisation(problem, plans), lambda content: columns(content["models"], UTILISATION))
         return 0
     save_recordings(problem)
-    study, handler = STUDIES[options.study], handler_of(options.study)
+    study = STUDIES[options.study]
     inputs = Inputs(problem, plans or [baseline_of(problem)] if options.study in OF_PLANS else plans, settings)
     arguments = problem_arguments(problem) | _question(options.study, study.usual(inputs), settings)
+    return _answered(options, arguments, study.text)
+
+
+def _answered(options: argparse.Namespace, arguments: Document, text: Callable[[Document], str]) -> int:
+    """Answer a study's question. text: the answer in words, from its JSON"""
+    handler = handler_of(options.study)
     ask = ask_type(handler).from_dict(arguments, f"study {options.study}")
     with stopped_by_signals() as stop, progress() as report:
         found = handler(ask, _Watched(stop, report))
     said = "\nstopped: these are the answers so far" if stop() else ""
-    answer(options, json.loads(found.model_dump_json()), lambda content: study.text(content) + said)
+    answer(options, json.loads(found.model_dump_json()), lambda content: text(content) + said)
     return 0
 
 
@@ -366,6 +377,8 @@ STUDIES = {
     "matrix": Study(_matrix, _matrix_text),
     "lina": Study(_lina, lambda content: columns(content["runs"], LINA)),
 }
+OF_DEPLOYMENTS = ("prompt", "output", "target", "prices", "most", "config")
+"""Options that no other study has."""
 OF_PLANS = ("sensitivity", "curve", "contention", "replan")
 """Studies of a plan; without one of the baseline."""
 GIVEN = ("plan", "plans", "parent", "part", "recordings", "gpus", "profile", "settings")

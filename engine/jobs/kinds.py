@@ -35,6 +35,7 @@ HANDLERS = {
     "redundancy": "engine.jobs.judgements:redundancy_study",
     "drift": "engine.jobs.judgements:drift_study",
     "size": "engine.jobs.tasks:size",
+    "deployments": "engine.jobs.studies:deployments_study",
     "lina": "engine.jobs.scores:lina_study",
 }
 """The only work that a job can do: `module:function` by kind."""

@@ -25,6 +25,8 @@ from engine.plan import Claim, Plan
 from engine.result import Status
 from engine.schema import Frozen
 from engine.simulate import bound_of_plan, loads_of, simulate
+from engine.sizing.deployment_search import cheapest
+from engine.sizing.deployments import Found, Question
 from engine.systems import run, system_named
 from engine.workload import RoutingTrace
 
@@ -359,6 +361,23 @@ def replan(ask: ReplanAsk, context: Context) -> ReplanAnswer:
         point=ReplanPoint(plan_id=plan.id, seconds=outcome.result.objective, bound=outcome.result.bound),
     )
     return ReplanAnswer(candidates=(row,), change=change)
+
+
+class DeploymentsAsk(Question, Ask):
+    """See `Question`."""
+
+
+class DeploymentsAnswer(Found, Answer):
+    """See `Found`."""
+
+
+def deployments_study(ask: DeploymentsAsk, context: Context) -> DeploymentsAnswer:
+    """Find the cheapest deployments of a model for a target of serving. Raises InputError as `cheapest`."""
+    answer = DeploymentsAnswer()
+    for found in cheapest(ask, context.stop, context.report):
+        answer = DeploymentsAnswer(**dict(found))
+        context.keep(answer)
+    return answer
 
 
 def _trace(digest: str) -> RoutingTrace:

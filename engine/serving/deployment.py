@@ -35,6 +35,13 @@ class Ranks(Frozen):
         """GPUs of one server."""
         return self.tensor * self.data
 
+    @property
+    def in_words(self) -> str:
+        """`tp8`, `dp8 ep8` or `tp4 moe_tp2 ep2`; of one GPU `1 GPU`. Experts without a word are shared as attention."""
+        moe = 1 if self.tensor == self.expert_tensor else self.expert_tensor
+        named = {"tp": self.tensor, "dp": self.data, "moe_tp": moe, "ep": self.expert}
+        return " ".join(f"{name}{count}" for name, count in named.items() if count > 1) or "1 GPU"
+
 
 class Deployment(Frozen):
     """An engine that serves one model.
@@ -58,6 +65,12 @@ class Deployment(Frozen):
     def prompts(self) -> Ranks:
         """The servers that take prompts."""
         return self.prefill or self.decode
+
+    @property
+    def servers_in_words(self) -> str:
+        """`3 × tp16, prompts: 1 × dp4 ep4`."""
+        said = f"{self.decode.servers} × {self.decode.in_words}"
+        return f"{said}, prompts: {self.prefill.servers} × {self.prefill.in_words}" if self.prefill else said
 
     @property
     def gpus(self) -> int:

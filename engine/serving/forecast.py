@@ -20,8 +20,8 @@ from engine.errors import InputError
 from engine.model import MoEModel
 from engine.result import Floats
 from engine.schema import Frozen
-from engine.serving.deployment import Demand, Deployment
-from engine.serving.parts import DECODE, FACTORS, FIRST, PARTS, PROMPT, Work, work_of
+from engine.serving.deployment import Demand, Deployment, Precision
+from engine.serving.parts import DECODE, FACTORS, FIRST, PARTS, PROMPT, Machine, Work, work_of
 from engine.serving.sizes import TransformerSizes
 
 HOST, PER_TOKEN, FRONT_END = 1e-3, 1e-6, 1e-2
@@ -104,14 +104,20 @@ def fitted() -> Factors:
     return Factors.from_json(files("engine.serving").joinpath("factors.json").read_bytes(), "factors.json")
 
 
+def machine_of(gpu: str, precision: Precision, model: MoEModel, sizes: TransformerSizes) -> Machine:
+    """A model in a number format on a GPU type. Raises InputError for a type that is not known."""
+    if (kind := every_gpu_type().get(gpu)) is None:
+        raise InputError(f"no GPU type '{gpu}'; known are {', '.join(every_gpu_type())}")
+    links = links_of_types().get(gpu)
+    return Machine(model, sizes, kind, links.bandwidth if links else 1.0, precision)
+
+
 def work(deployment: Deployment, demand: Demand, model: MoEModel, sizes: TransformerSizes) -> Work:
     """The parts of a deployment. Raises InputError for a GPU type that is not known, and one without links to others."""
-    if (gpu := every_gpu_type().get(deployment.gpu)) is None:
-        raise InputError(f"no GPU type '{deployment.gpu}'; known are {', '.join(every_gpu_type())}")
-    links = links_of_types().get(gpu.name)
-    if links is None and max(deployment.decode.gpus, deployment.prompts.gpus) > 1:
-        raise InputError(f"servers of several {gpu.name} need links between them, and none are known")
-    return work_of(deployment, demand, model, sizes, gpu, links.bandwidth if links else 1.0)
+    on = machine_of(deployment.gpu, deployment.precision, model, sizes)
+    if deployment.gpu not in links_of_types() and max(deployment.decode.gpus, deployment.prompts.gpus) > 1:
+        raise InputError(f"servers of several {deployment.gpu} need links between them, and none are known")
+    return work_of(deployment, demand, on)
 
 
 def forecast(

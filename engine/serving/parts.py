@@ -6,8 +6,11 @@ No part knows an engine; `engine.serving.forecast` multiplies each by factors th
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from engine.catalogue import GpuType
 from engine.model import MoEModel
+from engine.result import Floats, Ints
 from engine.serving.deployment import BYTES_PER_WEIGHT, Demand, Deployment, Precision, Ranks
 from engine.serving.sizes import TransformerSizes
 
@@ -87,16 +90,9 @@ class Work:
     accepted: float
 
 
-def work_of(
-    deployment: Deployment, demand: Demand, model: MoEModel, sizes: TransformerSizes, gpu: GpuType, link: float
-) -> Work:
-    """The parts of a deployment.
-
-    model, sizes: of its checkpoint
-    gpu: its type; link: bytes/s out of a GPU to the others of its server
-    """
+def work_of(deployment: Deployment, demand: Demand, on: "Machine") -> Work:
+    """The parts of a deployment on its GPUs."""
     servers, prompts = deployment.decode, deployment.prompts
-    on = _Machine(model, sizes, gpu, link, deployment.precision)
     wanted = demand.users / servers.servers
     held = min(wanted, max(on.most_sequences(servers, demand), servers.data))
     generates = deployment.prefill is None
@@ -104,7 +100,7 @@ def work_of(
         decode=on.decode(servers, held * (1 + demand.accepted), held, demand.prompt + demand.output / 2),
         prompt=on.prompt(prompts, demand.prompt),
         prompts_per_step=held / demand.output * (1 + demand.accepted) / prompts.data if generates else 0.0,
-        ahead=max(demand.users / (prompts.servers * prompts.data) - 1, 0.0),
+        ahead=float(others_ahead(demand.users, prompts.servers * prompts.data)),
         waits=wanted / held - 1,
         tokens=demand.prompt,
         output=demand.output,
@@ -114,9 +110,23 @@ def work_of(
     )
 
 
+def multiplies(precision: Precision, gpu: GpuType) -> bool:
+    """True if a GPU type computes with these numbers; those of `int4` are computed with in 16 bits."""
+    return gpu.name.startswith(FOUR_BITS) if precision == "fp4" else precision != "fp8" or gpu.flops_fp8 > 0
+
+
+def others_ahead(users: Ints | int, replicas: Ints | int) -> Floats:
+    """Other users' prompts at each of so many replicas of attention, if all came at once."""
+    return np.maximum(users / replicas - 1, 0.0)
+
+
 @dataclass(frozen=True)
-class _Machine:
-    """A model in a number format on GPUs of a type. link: bytes/s"""
+class Machine:
+    """A model in a number format on GPUs of a type.
+
+    sizes: of the model beside its experts
+    link: bytes/s out of a GPU to the others of its server
+    """
 
     model: MoEModel
     sizes: TransformerSizes
@@ -132,8 +142,7 @@ class _Machine:
     @property
     def rate(self) -> float:
         """FLOP/s."""
-        able = self.precision != "fp4" or self.gpu.name.startswith(FOUR_BITS)
-        return self.gpu.flops_fp16 * (RATES[self.precision] if able else 1)
+        return self.gpu.flops_fp16 * (RATES[self.precision] if self.precision != "fp4" or multiplies("fp4", self.gpu) else 1)
 
     @property
     def experts(self) -> float:
@@ -170,6 +179,12 @@ class _Machine:
         weights = self.experts * self.weight / ranks.gpus + self.others * self.weight / ranks.tensor
         room = self.gpu.memory * ROOM - weights - 2 * self.head * HEAD_BYTES / ranks.tensor
         return ranks.data * room // self.kept(demand.prompt + demand.output, ranks.tensor)
+
+    def least_read(self, gpus: int) -> float:
+        """Seconds in which a server of so many GPUs reads the weights of one token once, all of them at their full bandwidth:
+        a bound of every decode step."""
+        active = len(self.model.moe_layers) * self.model.experts_per_token * self.expert
+        return ((active + self.others) * self.weight + self.head * HEAD_BYTES) / gpus / self.gpu.memory_bandwidth
 
     def decode(self, ranks: Ranks, tokens: float, sequences: float, keys: float) -> tuple[float, ...]:
         """Seconds of every part of a step.

@@ -140,64 +140,103 @@ class Target:
     phase: Phase = "decode"
 
 
+@dataclass(frozen=True)
+class ServingTarget:
+    """Limits of a deployment that users ask; None: no such limit.
+
+    token, first_token: seconds at most for a token, and to the first one
+    rate: tokens/s at least of all users together
+    price: an hour at most
+    """
+
+    token: float | None = None
+    first_token: float | None = None
+    rate: float | None = None
+    price: float | None = None
+
+
 _NUMBER = r"(?P<{0}>\d{{1,3}}(?:[,_ ]\d{{3}})+(?:\.\d+)?|\d+(?:\.\d+)?(?:e\d+)?)\s?(?P<{0}k>k\b)?"
-_TIME = _NUMBER.format("time") + r"\s?(?P<unit>ns|us|µs|μs|ms|milliseconds?|s|secs?|seconds?|min|minutes?)\b"
+_TIME = _NUMBER + r"\s?(?P<{0}_unit>ns|us|µs|μs|ms|milliseconds?|s|secs?|seconds?|min|minutes?)\b"
 _MOST = (
-    r"(?:(?:at most|no more than|up to|less than|faster than|cheaper than|within|under|below|max(?:imum)?|in|for|<=?|≤)\s?)?"
+    r"(?:(?:at most|no more than|up to|less than|faster than|cheaper than|within|under|below|max(?:imum)?|in|for|a budget of"
+    r"|budget:?|<=?|≤)\s?)?"
 )
+_LEAST = r"(?:(?:at least|more than|no less than|over|above|min(?:imum)?|>=?|≥)\s?)?"
 _A = r"\s?(?:/|a|an|per|each|every|for (?:a|one|each|every))\s?"
+_RATE = rf"\s?(?:tokens?|tok){_A}(?:seconds?|sec|s)\b"
 _PARTS = (
-    rf"(?:the )?(?:time to )?(?:the )?(?P<first>first token|ttft)\s?(?:after|:|=)?\s?{_MOST}{_TIME}",
-    rf"{_MOST}{_TIME}\s?(?:to|until|till|for|before)\s?(?:the )?(?P<first>first token)",
-    rf"(?:(?:a|each|every|one) token|tpot|itl|a pass)\s?(?::|=)?\s?{_MOST}{_TIME}",
-    rf"{_MOST}{_TIME}(?:{_A}(?:output |generated )?(?:token|pass|step))?",
-    rf"(?:(?:at least|more than|no less than|over|above|min(?:imum)?|>=?|≥)\s?)?{_NUMBER.format('rate')}\s?"
-    rf"(?:tokens?|tok){_A}(?:seconds?|sec|s)\b",
+    rf"(?:the )?(?:time to )?(?:the )?(?:first token|ttft)\s?(?:after|:|=)?\s?{_MOST}{_TIME.format('first')}",
+    rf"{_MOST}{_TIME.format('first')}\s?(?:to|until|till|for|before)\s?(?:the )?first token",
+    rf"(?:(?:a|each|every|one) token|tpot|itl|a pass)\s?(?::|=)?\s?{_MOST}{_TIME.format('time')}",
+    rf"{_MOST}{_TIME.format('time')}(?:{_A}(?:output |generated )?(?:token|pass|step))?",
+    rf"{_LEAST}{_NUMBER.format('speed')}{_RATE}{_A}(?:users?|requests?|sequences?)\b",
+    rf"{_LEAST}{_NUMBER.format('rate')}{_RATE}(?: (?:in all|in total|together|overall)\b)?",
     rf"(?:(?:at|for|with|of|on)\s)?{_NUMBER.format('count')}\s?(?:concurrent |parallel )?"
     r"(?:sequences|sequence|requests|request|users|user|prompts|prompt)\b(?: at (?:a time|once))?",
     rf"{_MOST}(?:[$€£¥]\s?|usd |eur |gbp )?{_NUMBER.format('price')}\s?(?:[$€£¥]|usd|dollars?|eur|euros?|gbp|pounds?)?"
     rf"{_A}(?:hours?|hr|h)\b",
 )
 _UNITS = {"n": 1e-9, "u": 1e-6, "µ": 1e-6, "μ": 1e-6, "ms": 1e-3, "milli": 1e-3, "min": 60.0, "s": 1.0}
-MOST = {"time": 10**9, "rate": 10**12, "count": 10**8, "price": 10**12}
+MOST = {"first": 10**9, "time": 10**9, "speed": 10**9, "rate": 10**12, "count": 10**8, "price": 10**12}
+WORDS = {"first": "time", "speed": "tokens/s", "rate": "tokens/s", "count": "number of sequences"}
 EXAMPLES = "'50 ms a token', 'first token in 2 s', '20000 tokens/s at 512 sequences', 'at most $40 an hour'"
+SERVING_EXAMPLES = "'20 ms a token', 'first token in 2 s', '5000 tokens/s in all', 'at most $40 an hour'"
 
 
 def read_target(text: str) -> Target:
     """The target of a text such as those of EXAMPLES, also several at once. Raises InputError for words that say nothing here,
     for two of a kind, and for a rate without a number of sequences."""
+    number = _limits(text, EXAMPLES)
+    if {"first", "time"} <= number.keys():
+        raise InputError(f"the target '{text}' has two limits of a kind; give one of each, as in {EXAMPLES}")
+    if not number.keys() & {"first", "time", "rate", "price"}:
+        raise InputError(f"the target '{text}' names no limit; write such as {EXAMPLES}")
+    count, seconds = number.get("count", 0.0), number.get("first", number.get("time"))
+    if count % 1:
+        raise InputError(f"the target '{text}': {count:g} is no number of sequences; write a whole one")
+    if "rate" in number:
+        if not count or "first" in number:
+            raise InputError(
+                f"the target '{text}': tokens/s need a number of sequences: write '20000 tokens/s at 512 sequences'"
+            )
+        seconds = min(count / number["rate"], seconds or np.inf)
+    return Target(seconds, number.get("price"), int(count) or None, "prefill" if "first" in number else "decode")
+
+
+def read_serving_target(text: str) -> ServingTarget:
+    """The limits of a text such as those of SERVING_EXAMPLES, any of them together; of an empty one none. Raises InputError
+    for other words, two limits of a kind, and a number of users."""
+    number = _limits(text, SERVING_EXAMPLES)
+    if "count" in number:
+        raise InputError(f"the target '{text}': how many users a server has is sought; leave their number out")
+    return ServingTarget(number.get("time"), number.get("first"), number.get("rate"), number.get("price"))
+
+
+def _limits(text: str, examples: str) -> dict[str, float]:
+    """The numbers of a text, by their names in `_PARTS`: seconds, tokens/s, sequences, price; a speed as the time of a token.
+    Raises InputError for words that say nothing, and for two numbers of a kind."""
     rest, found = " ".join(text.lower().split()), {}
     for pattern in _PARTS:
         while match := re.search(rf"(?<![\w.]){pattern}", rest):
             for name, value in match.groupdict().items():
                 if value is None:
                     continue
-                if name in found and name in ("time", "rate", "count", "price"):
-                    raise InputError(f"the target '{text}' has two limits of a kind; give one of each, as in {EXAMPLES}")
+                if name in MOST and (name in found or (name == "speed" and "time" in found)):
+                    raise InputError(f"the target '{text}' has two limits of a kind; give one of each, as in {examples}")
                 found[name] = value
             rest = f"{rest[: match.start()]} {rest[match.end() :]}"
     if left := re.sub(r"\b(?:and|with|,|;)\b|[,;.+&]", " ", rest).split():
-        raise InputError(f"the target '{text}': '{' '.join(left)}' is not understood; write such as {EXAMPLES}")
-    if not found.keys() & {"time", "rate", "price"}:
-        raise InputError(f"the target '{text}' names no limit; write such as {EXAMPLES}")
-    number = {name: _number(found, name) for name in ("time", "rate", "count", "price") if name in found}
+        raise InputError(f"the target '{text}': '{' '.join(left)}' is not understood; write such as {examples}")
+    number = {name: _number(found, name) for name in MOST if name in found}
     for name, value in number.items():
         if not 0 < value <= MOST[name]:
-            words = {"rate": "tokens/s", "count": "number of sequences"}.get(name, name)
+            words = WORDS.get(name, name)
             raise InputError(f"the target '{text}': its {words} must be above 0 and at most {MOST[name]:,}")
-    count = number.get("count", 0.0)
-    if count % 1:
-        raise InputError(f"the target '{text}': {count:g} is no number of sequences; write a whole one")
-    seconds = None
-    if "time" in number:
-        seconds = number["time"] * next(factor for unit, factor in _UNITS.items() if found["unit"].startswith(unit))
-    if "rate" in number:
-        if not count or "first" in found:
-            raise InputError(
-                f"the target '{text}': tokens/s need a number of sequences: write '20000 tokens/s at 512 sequences'"
-            )
-        seconds = min(count / number["rate"], seconds or np.inf)
-    return Target(seconds, number.get("price"), int(count) or None, "prefill" if "first" in found else "decode")
+    for name in {"first", "time"} & number.keys():
+        number[name] *= next(factor for unit, factor in _UNITS.items() if found[f"{name}_unit"].startswith(unit))
+    if "speed" in number:
+        number["time"] = 1 / number.pop("speed")
+    return number
 
 
 def _number(found: dict[str, str], name: str) -> float:

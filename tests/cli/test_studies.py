@@ -1,5 +1,6 @@
 """`study` and `drift` answer as the pages' jobs do, and say in one line what is missing."""
 
+import json
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +17,14 @@ from engine.compare.drift import PASSES
 from engine.compare.sensitivity import USUAL_VALUES
 from engine.compare.sweep import usual_values
 from engine.errors import InputError
+from engine.formats import read_model, read_sizes
 from engine.formats.writers import write_npz
 from engine.jobs.kinds import HANDLERS, handler_of
 from engine.problem import Problem
 from engine.store.problems import as_json, problem_arguments
 from engine.systems import SYSTEMS, run
 from engine.training import usual_step
+from tests.cases.cli import ALPHA
 from tests.cases.problems import small
 from tests.cases.samples import chained, with_memory
 from tests.jobs.asking import FakeContext, in_json, strict
@@ -103,7 +106,7 @@ def test_a_study_answers_as_its_job(name: str, engine, inputs, problem: Problem)
 
 def test_every_study_of_the_pages_has_a_command() -> None:
     elsewhere = {"optimise", "launch", "calibrate", "verdict", "redundancy", "drift", "size"}
-    assert set(STUDIES) == set(HANDLERS) - elsewhere | {"utilisation"} == {*CASES, "sweep", "utilisation"}
+    assert set(STUDIES) == set(HANDLERS) - elsewhere | {"utilisation"} == {*CASES, "sweep", "utilisation", "deployments"}
     assert sorted_choices(small().workload) is False
 
 
@@ -138,6 +141,60 @@ def test_utilisation_is_of_a_plan_for_two_models(engine, inputs, problem: Proble
     assert [row["mean"] for row in found] == [part.mean for part in parts] and len(found[0]["gpu"]) == 4
     assert "both colocated" in engine.text(*words)
     assert "one plan for two models" in engine.refused("study", "utilisation", *inputs)
+
+
+@pytest.fixture
+def deployments(tmp_path: Path) -> list:
+    """A question for the cheapest deployments, in words, without a target."""
+    (tmp_path / "config.json").write_text(json.dumps(ALPHA))
+    words = ["study", "deployments", "--model", tmp_path / "config.json", "--prompt", 100, "--output", 50]
+    return [*words, "--price", "h200=3", "--price", "B300=6", "--most", 4]
+
+
+def test_the_cheapest_deployments_answer_as_their_job(engine, deployments: list, tmp_path: Path) -> None:
+    found = engine.json(*deployments, "--target", "5 ms a token", "--set", "engines=sglang", "--set", "formats=bf16,fp8")
+    config = tmp_path / "config.json"
+    model, sizes = read_model(config), read_sizes(config)
+    asked = {"model": as_json(model), "sizes": as_json(sizes), "checkpoint": model.name, "prompt": 100, "output": 50, "most": 4}
+    asked |= {"target": "5 ms a token", "engines": ["sglang"], "formats": ["bf16", "fp8"], "prices": {"H200": 3, "B300": 6}}
+    assert found == strict(in_json(handler_of("deployments"))(asked, FakeContext()))
+    assert {row["deployment"]["engine"] for row in found["points"]} == {"sglang"}
+
+    text = engine.text(*deployments, "--target", "9 ms a token")
+    best = [row for row in found["points"] if row["best"]]
+    assert best and text.splitlines()[0].split()[:2] == ["GPUs", "engine"] and " reaches beyond the target" in text
+    assert "note: weights are bf16 as the checkpoint's" in text and "was never measured" in text
+    assert "left out, B300-SXM: 3 engine modes never measured on it" in text
+    nothing = engine.text(*deployments, "--target", "0.1 ms a token")
+    assert nothing.startswith("no deployment is predicted to meet the target") and "; the nearest takes " in nothing
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--price H9000=1", "study deployments: prices: no GPU type 'H9000'; known are "),
+        ("--price H200=much", "--price H200=much: write a number, such as H200=3.5"),
+        ("--price h200=4", "--price h200=4: give every GPU type one price"),
+        ("--price H200=4", "study deployments: prices: H200 has two prices; give it one"),
+        ("--price B200", "--price B200: write KEY=VALUE"),
+        ("--price B200=-1", "the price of B200 must be above 0 and at most 1e9 an hour, not -1"),
+        ("--target fast", "'fast' is not understood; write such as '20 ms a token'"),
+        ("--set users=5", "study deployments has no 'users' to --set (it has: formats, engines, extrapolate, currency)"),
+        ("--set formats=fp3", "study deployments: formats"),
+        ("--set engines=llama", "no engine 'llama' was measured; known are sglang, trtllm, vllm"),
+        ("--also x.npz", "study deployments needs no --also; leave it out"),
+        ("--plan x.json", "study deployments needs no --plan; leave it out"),
+        ("--model nobody/knows-it", "no packaged model is called nobody/knows-it; name its config.json with --config"),
+        ("--prompt 0", "--prompt is missing: a number of tokens"),
+    ],
+)
+def test_deployments_that_cannot_be_asked_for_are_refused_in_a_line(words: str, said: str, engine, deployments: list) -> None:
+    assert said in engine.refused(*deployments, *words.split())
+
+
+def test_options_of_deployments_are_of_no_other_study(engine, inputs) -> None:
+    assert "--price is for study deployments" in engine.refused("study", "contention", *inputs, "--price", "H200=3")
+    assert "--model is missing: its config.json, or its name" in engine.refused("study", "deployments", "--price", "H200=3")
 
 
 def test_answers_in_words(engine, inputs, tmp_path: Path) -> None:
