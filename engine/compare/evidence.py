@@ -42,7 +42,7 @@ class Balanced(Frozen):
     forced to be even.
 
     seconds: of that step; cost: by what share today's step takes longer; recovered: the share of this that the plan gains back,
-        None where skew costs nothing, and where nothing is held out
+        None where skew costs less than `SKEW`, and where nothing is held out
     """
 
     seconds: float

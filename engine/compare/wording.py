@@ -146,7 +146,7 @@ def _balanced(evidence: Evidence) -> str:
     ceiling = evidence.balanced
     begin = f"With balanced routing a step takes {seconds(ceiling.seconds)}: today's skew costs"
     if ceiling.cost <= SKEW:
-        return f"{begin} nothing."
+        return f"{begin} less than {share(SKEW)}."
     gained = ceiling.recovered
     if gained is None:
         return f"{begin} {share(ceiling.cost)}."

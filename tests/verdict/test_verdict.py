@@ -119,11 +119,11 @@ class ThousandSeconds:
         ([3000.0, 2000.0, 1000.0, 2000.0], 0.2, 1.0, "costs 20 %, this plan gets 100 % of it back."),
         ([3500.0, 1500.0, 1000.0, 2000.0], 0.2, 0.5, "costs 20 %, this plan gets 50 % of it back."),
         ([3000.0, 1500.0, 2000.0, 1500.0], 0.1, -1.0, "costs 10 %, this plan adds 100 % to that."),
-        ([2000.0] * 4, 0.0, None, "costs nothing."),
+        ([2000.0] * 4, 0.0, None, "costs less than 0.1 %."),
     ],
 )
 def test_forced_balance_by_hand(tokens, cost, recovered, said):
-    """Of 8000 tokens each of two GPUs has 4000 with balanced routing: 5000 s with all else. The first two recordings put 5000
+    """Each of two GPUs has 4000 of 8000 tokens with balanced routing: 5000 s with all else. The first two recordings put 5000
     on the busiest in contiguous blocks, the third 4500."""
     step = ServingStep(phase="decode", sequences=4000, context=100, output=50)
     serving = Serving(step, ThousandSeconds(), DEEPSEEK_SIZES)
