@@ -49,6 +49,13 @@ class Balanced(Frozen):
     cost: float
     recovered: float | None
 
+    @classmethod
+    def of(cls, ceiling: float, now: float, then: float | None) -> "Balanced":
+        """ceiling, now, then: seconds of the deployed plan with balanced routing and today, and of the plan"""
+        cost = ratio_gain(now, ceiling)
+        known = cost > SKEW and then is not None
+        return cls(seconds=ceiling, cost=cost, recovered=(now - then) / (now - ceiling) if known else None)
+
 
 class Evidence(Frozen):
     """Figures of a plan and of the deployed one. Gains are shares; None: unknown.
@@ -178,9 +185,7 @@ def _balanced(candidates: Candidates, same: bool, parts: Sequence[HeldOut], judg
     ceiling = judge.seconds(deployed, balanced_load(judge.problem.model), stop)
     now = _mean([part.seconds_deployed for part in parts] or [judge.seconds(deployed, each, stop) for each in recordings])
     then = now if same else _mean([part.seconds for part in parts])
-    cost = ratio_gain(now, ceiling)
-    known = cost > SKEW and then is not None
-    return Balanced(seconds=ceiling, cost=cost, recovered=(now - then) / (now - ceiling) if known else None)
+    return Balanced.of(ceiling, now, then)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

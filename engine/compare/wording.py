@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from math import ceil
 
-from engine.compare.evidence import SKEW, Decision, Evidence, Thresholds, Word
+from engine.compare.evidence import SKEW, Balanced, Decision, Evidence, Thresholds, Word
 from engine.compare.held_out import UNKNOWN
 from engine.compare.judge import is_pass
 from engine.units import digits, ratio, seconds, share, signed, size
@@ -53,7 +53,7 @@ def reasons(evidence: Evidence, decision: Decision, limits: Thresholds) -> tuple
         sentences += [*_worst(evidence, limits), _persistence(evidence, limits), *_beside(evidence, limits)]
         sentences += [_move(evidence), *_reach(evidence), _unit(evidence)]
     if evidence.balanced is not None:
-        sentences.append(_balanced(evidence))
+        sentences.append(balance_in_words(evidence.balanced))
     return tuple(sentences)
 
 
@@ -142,8 +142,8 @@ def _unit(evidence: Evidence) -> str:
     )
 
 
-def _balanced(evidence: Evidence) -> str:
-    ceiling = evidence.balanced
+def balance_in_words(ceiling: Balanced) -> str:
+    """The cost of today's skew, and how much of it a plan gains back."""
     begin = f"With balanced routing a step takes {seconds(ceiling.seconds)}: today's skew costs"
     if ceiling.cost <= SKEW:
         return f"{begin} less than {share(SKEW)}."
