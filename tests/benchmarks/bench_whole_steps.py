@@ -15,9 +15,9 @@ import json
 import platform
 import select
 import subprocess
+import sys
 import tempfile
 import time
-import venv
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -123,7 +123,7 @@ def main() -> None:
             if some:
                 show(name, who, f"{len(some)}/{len(steps)}", *errors(some, answers))
     modes = [answer.mode for answer in theirs.values() if answer]
-    print("\naiconfigurator by data:", {mode: modes.count(mode) for mode in sorted(set(modes))})
+    print("\naiconfigurator's answers by database:", *(f"{mode} {modes.count(mode)}" for mode in sorted(set(modes))))
     for why, times in Counter(refused).most_common():
         print(f"refused, {times} rows: {why}")
 
@@ -144,12 +144,13 @@ def our_answer(step: MeasuredStep, factors: Factors) -> Answer:
 def their_answers(steps: list[MeasuredStep], folder: Path) -> tuple[dict[str, Answer | None], list[str]]:
     """By id; and why others were refused. None at all where the package cannot be installed."""
     python = folder / "bin" / "python"
-    if not python.exists():
-        venv.create(folder, with_pip=True)
-    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", PINNED]
-    if (told := subprocess.run(install, capture_output=True, text=True)).returncode:
-        print(f"no {PINNED}, so ours alone: {(told.stderr.strip().splitlines() or ['pip failed'])[-1]}")
-        return {}, []
+    make = [] if python.exists() else [[sys.executable, "-m", "venv", folder]]
+    for command in (*make, [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", PINNED]):
+        told = subprocess.run(command, capture_output=True, text=True)
+        if told.returncode:
+            why = (told.stderr or told.stdout).strip().splitlines() or ["its environment cannot be made"]
+            print(f"no {PINNED}, so ours alone: {why[-1]}")
+            return {}, []
     with (installed_folder("measured steps") / "systems" / "silicon_sample.csv").open(encoding="utf-8", newline="") as file:
         of_id = {row["id"]: row for row in csv.DictReader(file)}
     theirs = Theirs(python)
