@@ -14,6 +14,7 @@ from pydantic import Field
 from engine.compare.figures import migration
 from engine.compare.held_out import Candidates, HeldOut, copies_of, held_out, parts_of, persistence_of, replicas_of
 from engine.compare.judge import CONFIDENCE, Judge, interval, ratio_gain, same_work
+from engine.errors import InputError
 from engine.formats import check_recording
 from engine.plan import Plan
 from engine.problem import MEMORY_SHARE
@@ -179,13 +180,16 @@ def _move(deployed: Plan, plan: Plan, parts: Sequence[HeldOut], judge: Judge) ->
     return Move(copies=move.copies, bytes=move.bytes, seconds=float(move.seconds), steps=steps)
 
 
-def _balanced(candidates: Candidates, same: bool, parts: Sequence[HeldOut], judge: Judge, stop: Stop) -> Balanced:
-    """As long as nothing is held out, today's step is that of all recordings."""
+def _balanced(candidates: Candidates, same: bool, parts: Sequence[HeldOut], judge: Judge, stop: Stop) -> Balanced | None:
+    """As long as nothing is held out, today's step is that of all recordings; None where it cannot be timed."""
     deployed, recordings = candidates.deployed, (*candidates.own, *candidates.others)
-    ceiling = judge.seconds(deployed, balanced_load(judge.problem.model), stop)
-    now = _mean([part.seconds_deployed for part in parts] or [judge.seconds(deployed, each, stop) for each in recordings])
+    try:
+        ceiling = judge.seconds(deployed, balanced_load(judge.problem.model), stop)
+        now = _mean([part.seconds_deployed for part in parts] or [judge.seconds(deployed, each, stop) for each in recordings])
+    except InputError:
+        return None
     then = now if same else _mean([part.seconds for part in parts])
-    return Balanced.of(ceiling, now, then)
+    return None if now is None else Balanced.of(ceiling, now, then)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -15,6 +15,7 @@ from engine.compare.judge import Judge
 from engine.compare.verdict import evidence_of, verdict_from, verdict_of
 from engine.errors import InputError, StoppedError
 from engine.plan import Travel
+from engine.result import Provenance
 from engine.serving.step import Operator, ServingStep
 from engine.simulate.serving import Serving
 from engine.systems import SYSTEMS, run
@@ -136,6 +137,9 @@ def test_forced_balance_by_hand(tokens, cost, recovered, said):
     assert same.balanced.model_dump() == pytest.approx({"seconds": 5000.0, "cost": 0.4, "recovered": 0.0})
     assert verdict_of(laid_out("new", APART, made_from=A), problem_of(A), [A], serving=serving).balanced.recovered is None
     assert verdict_of(plan, problem_of(A), [A]).balanced is None
+    of_two = Provenance(optimiser="by hand", inputs={"workload": A.digest, "workload_also_1": B.digest})
+    missing = plan.model_copy(update={"provenance": of_two})  # so that not even its own recording counts
+    assert verdict_of(missing, problem_of(A), [A], serving=serving).balanced is None
 
 
 SILENT = loads("silent", [3000.0, 3000.0, 1000.0, 1000.0], [0.0] * 4)
