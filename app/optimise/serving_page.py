@@ -14,7 +14,9 @@ from app.optimise.serving_form import ModelBeside, beside_experts
 from app.optimise.table import DEPLOYED, columns_in_sight, mark
 from app.tables import plain
 from engine import units
+from engine.compare.evidence import Balanced
 from engine.compare.standing import Standing, standing_of
+from engine.compare.wording import balance_in_words
 from engine.errors import InputError
 from engine.plan import Plan
 from engine.problem import Problem
@@ -22,6 +24,7 @@ from engine.result import relative_gap
 from engine.serving.figures import ServingFigures
 from engine.serving.step import Operators, ServingStep
 from engine.simulate.serving import ServedStep
+from engine.training import balanced_load
 
 
 @dataclass(frozen=True)
@@ -81,11 +84,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Plans that can be served, the baseline on top, then fastest first. refused: reasons of the others, by name."""
+    """Plans that can be served, the baseline on top, then fastest first. refused: reasons of the others, by name; balanced:
+    seconds of the baseline with balanced routing."""
 
     rows: list[Row]
     baseline: Row
     refused: dict[str, str]
+    balanced: float
 
     @property
     def shown(self) -> Row:
@@ -108,14 +113,15 @@ def compare(problem: Problem, serving: Serving) -> Comparison:
         except InputError as error:
             refused[candidate.plan.name] = str(error)
     rows.sort(key=lambda row: (row.plan.id != plan.id, row.figures.seconds))
-    return Comparison(rows, baseline, refused)
+    even = served(plan, problem.with_workload(balanced_load(problem.model)), serving).figures
+    return Comparison(rows, baseline, refused, even.seconds)
 
 
 def verdict(row: Row, comparison: Comparison, problem: Problem, narrow: bool = False) -> None:
     """The verdict line of a plan. narrow: as for `verdict_line.show`."""
-    verdict_line.show(
-        standing(row, comparison, problem), f"MoE layers: {row.figures.sources[1]}; the rest: {row.figures.sources[0]}", narrow
-    )
+    ceiling = Balanced.of(comparison.balanced, comparison.baseline.figures.seconds, row.figures.seconds)
+    sources = f"MoE layers: {row.figures.sources[1]}; the rest: {row.figures.sources[0]}"
+    verdict_line.show(standing(row, comparison, problem), f"{sources}. {balance_in_words(ceiling)}", narrow)
 
 
 def memory(row: Row) -> None:

@@ -13,7 +13,8 @@ from pydantic import Field
 
 from engine.compare.figures import migration
 from engine.compare.held_out import Candidates, HeldOut, copies_of, held_out, parts_of, persistence_of, replicas_of
-from engine.compare.judge import CONFIDENCE, Judge, interval, same_work
+from engine.compare.judge import CONFIDENCE, Judge, interval, ratio_gain, same_work
+from engine.errors import InputError
 from engine.formats import check_recording
 from engine.plan import Plan
 from engine.problem import MEMORY_SHARE
@@ -21,6 +22,10 @@ from engine.result import Stop
 from engine.schema import Frozen
 from engine.systems.base import Report
 from engine.systems.options import Options
+from engine.training import balanced_load
+
+SKEW = 1e-3
+"""Cost of skew, as a share of a step, below which there is nothing to gain back."""
 
 
 class Move(Frozen):
@@ -31,6 +36,26 @@ class Move(Frozen):
     bytes: float
     seconds: float
     steps: float | None = None
+
+
+class Balanced(Frozen):
+    """A step with balanced routing under the deployed plan: the ceiling that an engine measures in a run with its routing
+    forced to be even.
+
+    seconds: of that step; cost: by what share today's step takes longer; recovered: the share of this that the plan gains back,
+        None where skew costs less than `SKEW`, and where nothing is held out
+    """
+
+    seconds: float
+    cost: float
+    recovered: float | None
+
+    @classmethod
+    def of(cls, ceiling: float, now: float, then: float | None) -> "Balanced":
+        """ceiling, now, then: seconds of the deployed plan with balanced routing and today, and of the plan"""
+        cost = ratio_gain(now, ceiling)
+        known = cost > SKEW and then is not None
+        return cls(seconds=ceiling, cost=cost, recovered=(now - then) / (now - ceiling) if known else None)
 
 
 class Evidence(Frozen):
@@ -45,6 +70,7 @@ class Evidence(Frozen):
     bare_system: the system that planned without replicas, None where the plan has none
     replica_bytes, deployed_bytes: of slots beyond one for every expert, on all GPUs, of the plan and of the deployed one
     added_bytes: most that a GPU holds more than under the deployed plan; memory: share of its memory that the fullest has taken
+    balanced: None of a pass, and of recordings with errors
     move: None where nothing is held out; minutes: its steps until it pays off, at the plan's pace
     """
 
@@ -65,6 +91,7 @@ class Evidence(Frozen):
     deployed_bytes: float
     added_bytes: float
     memory: float
+    balanced: Balanced | None = None
     move: Move | None = None
 
     @property
@@ -141,6 +168,7 @@ def gather(candidates: Candidates, judge: Judge, stop: Stop, report: Report) -> 
         deployed_bytes=replicas_of(deployed) * judge.problem.model.bytes_per_expert,
         added_bytes=float((bytes_then - bytes_now).max()),
         memory=float(judge.memory_shares(plan).max()),
+        balanced=None if faults or judge.serving is None else _balanced(candidates, same, parts, judge, stop),
         move=_move(deployed, plan, parts, judge) if parts else None,
     )
 
@@ -150,6 +178,18 @@ def _move(deployed: Plan, plan: Plan, parts: Sequence[HeldOut], judge: Judge) ->
     move = migration(deployed.placement, plan.placement, judge.problem, *seconds)
     steps = None if move.steps == inf else float(move.steps)
     return Move(copies=move.copies, bytes=move.bytes, seconds=float(move.seconds), steps=steps)
+
+
+def _balanced(candidates: Candidates, same: bool, parts: Sequence[HeldOut], judge: Judge, stop: Stop) -> Balanced | None:
+    """As long as nothing is held out, today's step is that of all recordings; None where it cannot be timed."""
+    deployed, recordings = candidates.deployed, (*candidates.own, *candidates.others)
+    try:
+        ceiling = judge.seconds(deployed, balanced_load(judge.problem.model), stop)
+        now = _mean([part.seconds_deployed for part in parts] or [judge.seconds(deployed, each, stop) for each in recordings])
+    except InputError:
+        return None
+    then = now if same else _mean([part.seconds for part in parts])
+    return None if now is None else Balanced.of(ceiling, now, then)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

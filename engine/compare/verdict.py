@@ -6,7 +6,7 @@ from math import inf
 from pydantic import Field
 
 from engine.compare.baseline import baseline_of, travelling_like
-from engine.compare.evidence import Criterion, Evidence, Thresholds, Word, decide, gather
+from engine.compare.evidence import Balanced, Criterion, Evidence, Thresholds, Word, decide, gather
 from engine.compare.held_out import HeldOut, candidates_of, split_by_origin
 from engine.compare.judge import Judge, Serving
 from engine.compare.wording import reasons
@@ -40,6 +40,7 @@ class Verdict(Frozen):
     persistence: see `engine.compare.held_out.persistence_of`
     memory_bytes: of replicas, on all GPUs; memory_bytes_per_gpu: most that a GPU holds more than now; memory_share: of the
         fullest GPU
+    balanced: the ceiling of balanced routing, of a serving step
     break_even_steps, break_even_minutes: until the move has paid; None also if it never does
     """
 
@@ -62,6 +63,7 @@ class Verdict(Frozen):
     break_even_steps: float | None
     break_even_minutes: float | None
     tokens_per_expert: float
+    balanced: Balanced | None = None
     criteria: tuple[Criterion, ...]
     parts: tuple[HeldOut, ...]
     beside: tuple[Beside, ...]
@@ -147,6 +149,7 @@ def verdict_from(evidence: Evidence, thresholds: Thresholds) -> Verdict:
         break_even_steps=move and move.steps,
         break_even_minutes=None if evidence.minutes == inf else evidence.minutes,
         tokens_per_expert=evidence.tokens_per_expert,
+        balanced=evidence.balanced,
         criteria=decision.criteria,
         parts=evidence.parts,
         beside=_beside(evidence),

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from math import ceil
 
-from engine.compare.evidence import Decision, Evidence, Thresholds, Word
+from engine.compare.evidence import SKEW, Balanced, Decision, Evidence, Thresholds, Word
 from engine.compare.held_out import UNKNOWN
 from engine.compare.judge import is_pass
 from engine.units import digits, ratio, seconds, share, signed, size
@@ -52,6 +52,8 @@ def reasons(evidence: Evidence, decision: Decision, limits: Thresholds) -> tuple
     if evidence.parts:
         sentences += [*_worst(evidence, limits), _persistence(evidence, limits), *_beside(evidence, limits)]
         sentences += [_move(evidence), *_reach(evidence), _unit(evidence)]
+    if evidence.balanced is not None:
+        sentences.append(balance_in_words(evidence.balanced))
     return tuple(sentences)
 
 
@@ -138,6 +140,18 @@ def _unit(evidence: Evidence) -> str:
         f"Times are of {evidence.unit}, with the {tokens} tokens of a held-out part: a pass of more or fewer tokens gains "
         "differently."
     )
+
+
+def balance_in_words(ceiling: Balanced) -> str:
+    """The cost of today's skew, and how much of it a plan gains back."""
+    begin = f"With balanced routing a step takes {seconds(ceiling.seconds)}: today's skew costs"
+    if ceiling.cost <= SKEW:
+        return f"{begin} less than {share(SKEW)}."
+    gained = ceiling.recovered
+    if gained is None:
+        return f"{begin} {share(ceiling.cost)}."
+    of_it = f"gets {share(gained)} of it back" if gained >= 0 else f"adds {share(-gained)} to that"
+    return f"{begin} {share(ceiling.cost)}, this plan {of_it}."
 
 
 def _enough(added: float, limits: Thresholds) -> str:

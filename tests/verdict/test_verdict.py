@@ -1,6 +1,6 @@
 """Verdicts reckoned by hand and on recorded loads, and laws that all of them keep."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +15,15 @@ from engine.compare.judge import Judge
 from engine.compare.verdict import evidence_of, verdict_from, verdict_of
 from engine.errors import InputError, StoppedError
 from engine.plan import Travel
+from engine.result import Provenance
+from engine.serving.step import Operator, ServingStep
+from engine.simulate.serving import Serving
 from engine.systems import SYSTEMS, run
 from engine.workload import ExpertLoad, RoutingTrace
 from tests.benchmarks.bench_verdict import DATA, DECODE, NAMES, R1, lite
 from tests.cases.examples import examples
 from tests.costs.silicon import needs_tables
+from tests.serving.samples import DEEPSEEK_SIZES
 from tests.strategies import seeds
 from tests.verdict.hand import laid_out, loads, log, problem_of
 
@@ -98,6 +102,44 @@ def test_a_system_that_refuses_a_recording_leaves_open_what_it_would_gain():
     in_time, other = verdict.parts
     assert in_time.made_for_it is not None and other.made_for_it is None
     assert verdict.persistence in (None, pytest.approx(in_time.gain / (in_time.made_for_it or 1)))
+
+
+@dataclass(frozen=True)
+class ThousandSeconds:
+    """Everything around the MoE layers."""
+
+    source: str = "1000 s"
+
+    def operators(self, step):
+        return (Operator("attention", "attention", 1000.0, 2, "datasheet"),)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "cost", "recovered", "said"),
+    [
+        ([3000.0, 2000.0, 1000.0, 2000.0], 0.2, 1.0, "costs 20 %, this plan gets 100 % of it back."),
+        ([3500.0, 1500.0, 1000.0, 2000.0], 0.2, 0.5, "costs 20 %, this plan gets 50 % of it back."),
+        ([3000.0, 1500.0, 2000.0, 1500.0], 0.1, -1.0, "costs 10 %, this plan adds 100 % to that."),
+        ([2000.0] * 4, 0.0, None, "costs less than 0.1 %."),
+    ],
+)
+def test_forced_balance_by_hand(tokens, cost, recovered, said):
+    """Each of two GPUs has 4000 of 8000 tokens with balanced routing: 5000 s with all else. The first two recordings put 5000
+    on the busiest in contiguous blocks, the third 4500."""
+    step = ServingStep(phase="decode", sequences=4000, context=100, output=50)
+    serving = Serving(step, ThousandSeconds(), DEEPSEEK_SIZES)
+    plan = laid_out("plan", APART, made_from=A)
+    verdict = verdict_of(plan, problem_of(A), [A, loads("other", tokens)], serving=serving)
+    assert verdict.balanced.model_dump() == pytest.approx({"seconds": 5000.0, "cost": cost, "recovered": recovered})
+    assert verdict.reasons[-1] == f"With balanced routing a step takes 5,000 s: today's skew {said}"
+    # The deployed plan gets nothing back, on all recordings: 7000 s on a. Without a step nothing is said.
+    same = verdict_of(laid_out("same", LINEAR, made_from=A), problem_of(A), [A], serving=serving)
+    assert same.balanced.model_dump() == pytest.approx({"seconds": 5000.0, "cost": 0.4, "recovered": 0.0})
+    assert verdict_of(laid_out("new", APART, made_from=A), problem_of(A), [A], serving=serving).balanced.recovered is None
+    assert verdict_of(plan, problem_of(A), [A]).balanced is None
+    of_two = Provenance(optimiser="by hand", inputs={"workload": A.digest, "workload_also_1": B.digest})
+    missing = plan.model_copy(update={"provenance": of_two})  # so that not even its own recording counts
+    assert verdict_of(missing, problem_of(A), [A], serving=serving).balanced is None
 
 
 SILENT = loads("silent", [3000.0, 3000.0, 1000.0, 1000.0], [0.0] * 4)
