@@ -168,6 +168,19 @@ class CostModel(ABC):
         inward = self.gemm(gpu, tokens, (model.ffn_matrices - 1) * model.d_ff, model.row_width, model.dtype)
         return inward + self.gemm(gpu, tokens, model.row_width, model.d_ff, model.dtype)
 
+    def ffn_of_gpus(
+        self, gpu: Gpu, tokens: np.ndarray, place: tuple[np.ndarray, ...], shape: tuple[int, ...], model: MoEModel
+    ) -> np.ndarray:
+        """float64[shape]: seconds of GPUs for all their experts, which add up unless the source knows better.
+
+        gpu: the type of all of them
+        tokens: float64[pair], token copies of an expert on a GPU
+        place: int64[pair] for each dimension of `shape`, the GPU
+        """
+        seconds = np.zeros(shape)
+        np.add.at(seconds, place, self.expert_ffn(gpu, tokens, model))
+        return seconds
+
     def gate(self, gpu: Gpu, tokens: np.ndarray, model: MoEModel) -> np.ndarray:
         """float64[...]: seconds for the router to score `tokens` tokens (float64[...])."""
         return self.gemm(gpu, tokens, model.experts, model.d_model, model.dtype)
@@ -211,6 +224,7 @@ class Derived(CostModel):
     memory_pass = _asked("computation", "memory_pass")
     together = _asked("computation", "together")
     expert_ffn = _asked("computation", "expert_ffn")
+    ffn_of_gpus = _asked("computation", "ffn_of_gpus")
     gate = _asked("computation", "gate")
     attention = _asked("computation", "attention")
     aggregate = _asked("computation", "aggregate")

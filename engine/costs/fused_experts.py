@@ -1,17 +1,20 @@
 """Experts by the fused kernels that serving engines run, from the measured tables of aiconfigurator-core.
 
-Its `moe_perf` tables have SGLang's Triton kernel for many sizes of models; the `wideep_*_moe_perf` ones the grouped GEMMs that
-follow DeepEP, for DeepSeek-V3's sizes. A row is the time of one GPU of an expert-parallel group for its experts, routing
-weights and activation included; `num_tokens` counts the tokens of all GPUs, so that in a balanced row each expert gets
-num_tokens · topk / num_experts of them.
+Its `moe_perf` tables have the kernels that SGLang chooses (Triton's, FlashInfer's, Marlin's) for many sizes of models; the
+`wideep_*_moe_perf` ones the grouped GEMMs that follow DeepEP, for DeepSeek-V3's sizes. A row is the time of one GPU of an
+expert-parallel group for its experts, routing weights and activation included; `num_tokens` counts the tokens of all GPUs. Its
+loads are not kept, but drawn again here by the rules of aiconfigurator's collector (`collector/helper.py` of its repository).
 """
 
+import hashlib
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
 import numpy as np
 import pandas as pd
+from scipy.optimize import isotonic_regression, nnls
+from scipy.special import pdtrc
 
 from engine.cluster import Gpu
 from engine.costs.base import CostModel, Derived
@@ -27,21 +30,22 @@ FEWER_BITS = {"bf16": {4.25: ("w4a16_mxfp4", "int4_wo")}, "fp8": {4.25: ("w4a8_m
 """The tables' formats of weights with fewer bits than the activations, by bits a weight with its scales (MXFP4 has 4.25, NVFP4
 4.5); weights of 4 to 5 bits with 16-bit activations are integers otherwise."""
 WIDE_TABLES: dict[Phase, str] = {"prefill": "wideep_context_moe_perf.parquet", "decode": "wideep_generation_moe_perf.parquet"}
-BALANCED = ("balanced", "uniform")
+POWER_LAW = "power_law_"
+"""The beginning of a skewed distribution's name; its exponent follows. The others are `balanced` and `uniform`."""
 SIZES = ("hidden_size", "inter_size", "topk", "num_experts")
+
+TILES = (16, 64, 128)
+"""Rows of the tiles into which kernels cut an expert's tokens; which of them a kernel takes, the fit finds."""
+DRAWS = 8
+"""Of a power law for one row; the collector averages five."""
+FEWEST_ROWS = 8
+"""Rows of GPUs with as many experts from which on they are fitted."""
 
 
 @dataclass(frozen=True)
 class FusedExperts(Derived):
-    """Another source with its experts replaced by measured fused kernels.
-
-    An expert takes its share of a balanced row in which a GPU holds as many experts and each has as many tokens, interpolated
-    linearly in the logarithms of both. Experts add up, so an uneven load takes the sum of its parts. Fewer tokens than measured
-    take as long as the fewest (the weights are read all the same), more go on at the last throughput.
-
-    The tables' rows of power-law loads check that: for GPUs that hold 4 to 32 experts of DeepSeek-V3 they are met to 13 % (an
-    exponent of 0.6) to 24 % (1.2) on average, and no more than 8 % off to one side (`tests.benchmarks.bench_serving`). Each was
-    measured on one draw of the law, which is not kept, so a part of that is the draw's.
+    """Another source with its experts replaced by measured fused kernels, the experts of a GPU priced as a whole, see
+    `KernelTable`. Loads are taken as expected ones, around which a step's own tokens scatter as Poisson's distribution has it.
 
     slots: experts of a layer that a GPU holds
     """
@@ -65,38 +69,108 @@ class FusedExperts(Derived):
         return f"experts: fused kernels of SGLang ({self.phase}), measured, {installed_package()}; else {self.rest.source}"
 
     def expert_ffn(self, gpu: Gpu, tokens: np.ndarray, model: MoEModel) -> np.ndarray:
+        """As in `CostModel`: the share of one expert where all that the GPU holds have as many tokens."""
+        work = work_of_experts(np.asarray(tokens, dtype=np.float64), expected=True)
+        return self._table(gpu, model).seconds(work * self.slots, self.slots) / self.slots
+
+    def ffn_of_gpus(
+        self, gpu: Gpu, tokens: np.ndarray, place: tuple[np.ndarray, ...], shape: tuple[int, ...], model: MoEModel
+    ) -> np.ndarray:
+        work = work_of_experts(tokens, expected=True)
+        summed = np.zeros((*shape, work.shape[-1]))
+        np.add.at(summed, place, work)
+        return self._table(gpu, model).seconds(summed, self.slots)
+
+    def _table(self, gpu: Gpu, model: MoEModel) -> "KernelTable":
         if (table := kernel_table(gpu.type, model, self.phase)) is None:
             raise InputError(f"there are no measured fused kernels for {model.name} in {model.dtype} on {gpu.type}")
-        return table.seconds(tokens, self.slots)
+        return table
+
+
+def work_of_experts(tokens: np.ndarray, expected: bool = False) -> np.ndarray:
+    """float64[..., term]: the work of experts, which adds up: 1 for one with tokens, its tokens, and its tiles of every height.
+
+    tokens: float64[...], of each expert
+    expected: they are means of Poisson's distribution, so that 0.5 of a token touches an expert in 39 % of the steps
+    """
+    touched = -np.expm1(-tokens) if expected else (tokens > 0).astype(np.float64)
+    tiles = [_mean_tiles(tokens, rows) if expected else np.ceil(tokens / rows) for rows in TILES]
+    return np.stack([touched, tokens, *tiles], axis=-1)
+
+
+def _mean_tiles(tokens: np.ndarray, rows: int) -> np.ndarray:
+    grid, tiles = _poisson_tiles(rows)
+    return np.interp(tokens, grid, tiles) + np.maximum(tokens - grid[-1], 0.0) / rows
+
+
+@lru_cache
+def _poisson_tiles(rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Mean numbers of tokens, and mean tiles of so many rows for them."""
+    grid = np.append(0.0, np.geomspace(1e-3, 64 * rows, 800))
+    return grid, pdtrc(np.arange(96)[:, None] * rows, grid).sum(axis=0)
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """The kernels of GPUs that hold so many experts.
+
+    A GPU's effort is a sum of parts none of which is negative: a launch, weights of the experts that have tokens, tokens, tiles,
+    and copies for experts of other GPUs, which a table's run sorts and skips, or even computes. An all-to-all brings a GPU its
+    own copies alone, so that a price has none of the last. Seconds follow the effort along the measured rows, interpolated
+    linearly in the logarithms of both, and never fall.
+
+    experts: that the GPU holds
+    launch: seconds
+    each: float64[term], seconds of each term of `work_of_experts`
+    foreign: seconds of a copy for another GPU's expert
+    effort, seconds: float64[row], ascending
+    """
+
+    experts: float
+    launch: float
+    each: np.ndarray
+    foreign: float
+    effort: np.ndarray
+    seconds: np.ndarray
+
+    def of(self, work: np.ndarray, foreign: np.ndarray | float = 0.0) -> np.ndarray:
+        """float64[...] seconds of the work of all experts of a GPU (float64[..., term]); beyond the measured rows in proportion
+        to its effort. foreign: float64[...] copies for experts of other GPUs"""
+        effort = self.launch + work @ self.each + self.foreign * foreign
+        inside = np.clip(effort, self.effort[0], self.effort[-1])
+        seconds = np.exp(np.interp(np.log(inside), np.log(self.effort), np.log(self.seconds)))
+        return seconds * np.maximum(effort / self.effort[-1], 1.0)
 
 
 @dataclass(frozen=True, eq=False)
 class KernelTable:
-    """Balanced rows of one model's sizes on one GPU. A row's last points may repeat.
+    """The kernels of one model's sizes on one GPU, for the numbers of experts that GPUs held in the measurements, ascending.
 
-    experts: float64[row], experts a GPU holds
-    tokens: float64[row, point], of each expert
-    share: float64[row, point], seconds for each expert
+    Fitted to rows of even and of power-law loads; rows that `kernel_rows` holds out are met to 5 % on average (docs/serving.md),
+    as closely as two draws of the same law meet each other.
     """
 
-    experts: np.ndarray
-    tokens: tuple[np.ndarray, ...]
-    share: tuple[np.ndarray, ...]
+    fits: tuple[Fit, ...]
 
-    def seconds(self, tokens: np.ndarray, slots: float) -> np.ndarray:
-        """float64[...]: seconds that one expert with `tokens` (float64[...]) adds on a GPU with `slots` experts."""
-        tokens = np.asarray(tokens, dtype=np.float64)
-        place = np.interp(np.log(max(slots, 1e-9)), np.log(self.experts), np.arange(len(self.experts)))
-        low, high = int(np.floor(place)), int(np.ceil(place))
-        below, above = self._row(low, tokens), self._row(high, tokens)
-        seconds = np.exp(np.log(below) * (1 - (place - low)) + np.log(above) * (place - low))
-        return np.where(tokens > 0, seconds, 0.0)
+    def seconds(self, work: np.ndarray, slots: float, foreign: np.ndarray | float = 0.0) -> np.ndarray:
+        """float64[...]: seconds of a GPU for all its experts; 0 without a token.
 
-    def _row(self, row: int, tokens: np.ndarray) -> np.ndarray:
-        measured, share = self.tokens[row], self.share[row]
-        inside = np.clip(tokens, measured[0], measured[-1])
-        seconds = np.exp(np.interp(np.log(inside), np.log(measured), np.log(share)))
-        return seconds * np.maximum(tokens / measured[-1], 1.0)
+        work: float64[..., term], see `work_of_experts`, summed up over its experts
+        slots: that the GPU holds; between measured numbers interpolated in logarithms, and beyond them as the nearest
+        foreign: see `Fit.of`
+        """
+        held = np.log([fit.experts for fit in self.fits])
+        place = np.interp(np.log(max(slots, 1e-9)), held, np.arange(len(held)))
+        low, high = self.fits[int(np.floor(place))], self.fits[int(np.ceil(place))]
+        part = place - np.floor(place)
+        seconds = low.of(work, foreign) ** (1 - part) * high.of(work, foreign) ** part
+        return np.where(work[..., 0] > 0, seconds, 0.0)
+
+    def least(self, tokens: np.ndarray) -> np.ndarray:
+        """float64[...]: seconds that an expert with `tokens` (float64[...], expected) adds at least, whatever else a GPU holds:
+        no set of experts takes less than the sum of theirs."""
+        work = work_of_experts(tokens, expected=True)
+        return np.min([(fit.seconds / fit.effort).min() * (work @ fit.each) for fit in self.fits], axis=0)
 
 
 @lru_cache
@@ -104,17 +178,22 @@ def kernel_table(gpu_type: str, model: MoEModel, phase: Phase) -> KernelTable | 
     """The kernels for a model on a GPU type: those of wide expert parallelism where they were measured, else the usual ones;
     None where neither was. Raises InputError when the package is absent."""
     rows = kernel_rows(gpu_type, model, phase)
-    rows = rows[rows.distribution.isin(BALANCED)]
-    if rows.empty:
-        return None
-    experts, tokens, share = [], [], []
-    for held, part in rows.groupby("experts_held"):
-        part = part.sort_values("tokens")
-        seconds = np.maximum.accumulate(part.seconds.to_numpy(np.float64))  # noise aside, more tokens never take less
-        experts.append(float(held))
-        tokens.append(part.tokens.to_numpy(np.float64))
-        share.append(seconds / held)
-    return KernelTable(np.array(experts), tuple(tokens), tuple(share))
+    fits = [
+        _fitted(float(held), part) for held, part in rows[~rows.held_out].groupby("experts_held") if len(part) >= FEWEST_ROWS
+    ]
+    return KernelTable(tuple(fits)) if fits else None
+
+
+def _fitted(experts: float, rows: pd.DataFrame) -> Fit:
+    """Least squares of relative errors with coefficients that are not negative, then a line of seconds that never falls."""
+    seconds = rows.seconds.to_numpy(np.float64)
+    columns = np.column_stack([np.ones(len(rows)), np.stack(rows.work), rows.foreign])
+    scale = np.abs(columns / seconds[:, None]).max(axis=0).clip(min=1e-300)
+    parts = nnls(columns / seconds[:, None] / scale, np.ones(len(rows)))[0] / scale
+    effort = columns @ parts
+    order = np.argsort(effort, kind="stable")
+    rising = np.exp(isotonic_regression(np.log(seconds[order])).x)
+    return Fit(experts, parts[0], parts[1:-1], parts[-1], effort[order], rising)
 
 
 def _formats_of(model: MoEModel) -> tuple[str, ...]:
@@ -126,13 +205,19 @@ def _formats_of(model: MoEModel) -> tuple[str, ...]:
 
 
 def kernel_rows(gpu_type: str, model: MoEModel, phase: Phase) -> pd.DataFrame:
-    """All rows of `kernel_table`'s source, skewed ones too: columns `distribution`, `experts_held`, `all_tokens`, `tokens` (of
-    an expert, on average) and `seconds`."""
-    columns = ["distribution", "experts_held", "all_tokens", "tokens", "seconds"]
+    """The rows of `kernel_table`'s source: columns `distribution`, `experts_held`, `all_tokens`, `seconds`, `work` (float64[term]
+    of the GPU, mean of the draws), `foreign` (copies of these tokens for experts of other GPUs) and `held_out`.
+
+    Half of the power-law rows are held out of the fit: those with an odd SHA-256 of their setting. Of the kernels after DeepEP's
+    normal dispatch, uniform rows with fewer tokens than a tile for each expert are left out: their buffers are not padded as
+    DeepEP pads them, which makes them up to five times faster than any server.
+    """
+    keys = ["distribution", "experts_held", "all_tokens"]
+    none = pd.DataFrame(columns=[*keys, "seconds", "work", "foreign", "held_out"])
     installed_package()
     folder = folder_of(gpu_type)
     if folder is None or model.ffn_matrices != 3:
-        return pd.DataFrame(columns=columns)
+        return none
     wanted = dict(zip(SIZES, (model.row_width, model.d_ff, model.experts_per_token, model.experts), strict=True))
     for name in (WIDE_TABLES[phase], "moe_perf.parquet"):
         for file in newest(folder, "moe/sglang", name):
@@ -141,12 +226,63 @@ def kernel_rows(gpu_type: str, model: MoEModel, phase: Phase) -> pd.DataFrame:
             format = next((format for format in _formats_of(model) if (rows.moe_dtype == format).any()), None)
             if format is None:
                 continue
-            rows = rows[rows.moe_dtype == format]
-            rows = rows.assign(
-                experts_held=model.experts // rows.moe_ep_size,
-                all_tokens=rows.num_tokens,
-                tokens=rows.num_tokens * model.experts_per_token / model.experts,
+            rows = rows[(rows.moe_dtype == format) & (model.experts % rows.moe_ep_size == 0)]
+            rows = rows.assign(experts_held=model.experts // rows.moe_ep_size, all_tokens=rows.num_tokens)
+            rows = (rows.groupby(keys).latency.median() * MILLISECONDS).rename("seconds").reset_index()
+            padded, wide = name == WIDE_TABLES["prefill"], name in WIDE_TABLES.values()
+            if padded:
+                full = rows.all_tokens * model.experts_per_token >= max(TILES) * model.experts
+                rows = rows[full | rows.distribution.str.startswith(POWER_LAW)]
+            sizes = model.experts, model.experts_per_token
+            work = [_work_of_row(*sizes, row.all_tokens, row.experts_held, row.distribution) for row in rows.itertuples()]
+            setting = f"{folder} {format} {list(wanted.values())}"
+            settings = [f"{setting} {row.experts_held} {row.all_tokens} {row.distribution}" for row in rows.itertuples()]
+            odd = np.array([hashlib.sha256(each.encode()).digest()[-1] % 2 == 1 for each in settings], dtype=bool)
+            # DeepEP's low-latency kernels are given an expert's rows alone.
+            foreign = [0.0 if wide and not padded else row.all_tokens * sizes[1] for row in rows.itertuples()]
+            foreign = [max(copies - each[1], 0.0) for copies, each in zip(foreign, work, strict=True)]
+            return rows.assign(
+                work=work, foreign=foreign, held_out=odd & rows.distribution.str.startswith(POWER_LAW).to_numpy(bool)
             )
-            keys = columns[:-1]
-            return (rows.groupby(keys).latency.median() * MILLISECONDS).rename("seconds").reset_index()
-    return pd.DataFrame(columns=columns)
+    return none
+
+
+@lru_cache(maxsize=8192)
+def _work_of_row(experts: int, k: int, tokens: int, held: int, distribution: str) -> np.ndarray:
+    """float64[term]: the work of the GPU that a row was measured on, the mean over the draws of a power law. The same for all
+    GPU types."""
+    if distribution.startswith(POWER_LAW):
+        loads = busiest_gpu(experts, k, tokens, held, float(distribution.removeprefix(POWER_LAW)))
+    elif distribution == "uniform":
+        each = tokens * k // experts
+        few = np.arange(held) < tokens * held // experts * k
+        loads = np.full(held, each) if each else few.astype(np.int64)
+    else:  # every k-th expert from one on, the next token's from the next one on; few tokens are spread
+        stride = -(-experts // k)
+        first = np.arange(tokens)[:, None] * min(stride / tokens, 1.0) if tokens < stride else np.arange(tokens)[:, None]
+        loads = np.bincount(((first + np.arange(k) * stride) % experts).astype(np.int64).ravel(), minlength=experts)[:held]
+    work = work_of_experts(np.atleast_2d(loads).astype(np.float64)).sum(axis=1).mean(axis=0)
+    work.flags.writeable = False
+    return work
+
+
+def busiest_gpu(experts: int, k: int, tokens: int, held: int, exponent: float) -> np.ndarray:
+    """int64[draw, held]: token copies of the experts of the GPU that has most, as aiconfigurator's collector draws them.
+
+    Popularity follows x^-exponent between 1 and 0.8 · tokens, for few tokens between 0.01 and 2. Shares are rounded, no expert
+    has more copies than there are tokens, and GPU after GPU gives its fullest expert's, or gets for its emptiest, until the
+    copies are tokens · k.
+    """
+    low, high = (1.0, 0.8 * tokens) if tokens * k > experts else (0.01, 2.0)
+    power, rng = 1 - exponent, np.random.default_rng(0)
+    drawn = ((high**power - low**power) * rng.random((DRAWS, experts)) + low**power) ** (1 / power)
+    copies = np.round(drawn / drawn.sum(axis=1, keepdims=True) * tokens * k).astype(np.int64).clip(max=tokens)
+    groups, draw, gpus = copies.reshape(DRAWS, -1, held), np.arange(DRAWS)[:, None], np.arange(experts // held)
+    while (missing := tokens * k - groups.sum(axis=(1, 2))[:, None]).any():
+        step = (np.abs(missing) // (4 * experts)).clip(min=1)  # one by one, or a quarter of an expert's part at once
+        place = np.where(missing > 0, groups.argmin(axis=2), groups.argmax(axis=2))
+        there = groups[draw, gpus, place]
+        able = np.where(missing > 0, there + step <= tokens, there >= step) & (missing != 0)
+        turn = able & (np.cumsum(able, axis=1) * step <= np.abs(missing))
+        groups[draw, gpus, place] += np.sign(missing) * step * turn
+    return groups[draw[:, 0], groups.sum(axis=2).argmax(axis=1)]

@@ -256,7 +256,7 @@ def compute_seconds(load: Load, before: np.ndarray, after: np.ndarray) -> dict[s
     for gpu, ranks in ranks_of_gpu(gpus).items():
         mine = np.isin(host, ranks)
         seconds["gate"][:, ranks] = cost.gate(gpu, before[:, ranks], model)
-        np.add.at(seconds["ffn"], (layer[mine], host[mine]), cost.expert_ffn(gpu, tokens[mine], model))
+        seconds["ffn"] += cost.ffn_of_gpus(gpu, tokens[mine], (layer[mine], host[mine]), before.shape, model)
         seconds["aggregate"][:, ranks] = cost.aggregate(gpu, after[:, ranks], model)
     return {kind: cost.together(step) for kind, step in seconds.items()}
 

@@ -278,7 +278,7 @@ class Sizing:
         def seconds(gpu: Gpu) -> Floats:
             by_cost = need.cost.expert_ffn(gpu, load, need.model)
             table = kernel_table(gpu.type, need.model, served.step.phase) if served else None
-            return by_cost if table is None else np.minimum(by_cost, _least_of_table(table, load))
+            return by_cost if table is None else np.minimum(by_cost, table.least(load))
 
         if served is None:
             shares = np.append(np.geomspace(1e-5, 1, PLACES - 1), 1.0)
@@ -450,11 +450,6 @@ def proven(target: Target, front: bool, met: int, undecided: int, stopped: bool)
     if target.seconds is None and not front:
         which = f"cluster of this catalogue at this price takes {share(1 - BETTER)} less time"
     return f"proven: no {which}, with one copy of every expert"
-
-
-def _least_of_table(table: object, load: Floats) -> Floats:
-    """float64[layer, expert]: seconds of an expert by a table of fused kernels, however many a GPU holds."""
-    return np.min([table.seconds(load, float(slots)) for slots in table.experts], axis=0)
 
 
 def placed_by_load(problem: Problem, load: Floats, slots: Ints) -> tuple[Placement, float]:

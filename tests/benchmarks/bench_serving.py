@@ -2,7 +2,7 @@
 
 DeepSeek-V3 on 32 H200, decode of 64 sequences per GPU (2000 tokens in, 1000 out) and prefill of two prompts of 4096. First with
 balanced routing, every kind of operator with those of aiconfigurator's own graph for wide expert parallelism; then with the
-skew of a recording (FILE, or one that is made), and the gain of plans; last the fused kernels on the tables' power-law rows.
+skew of a recording (FILE, or one that is made), and the gain of plans; last the fused kernels on held-out power-law rows.
 aiconfigurator counts all 61 layers as MoE layers, the down-projection of latent attention twice, and leaves head, router and
 one normalisation out.
 """
@@ -18,13 +18,16 @@ import numpy as np
 import pandas as pd
 
 from engine.catalogue import gpu, node_types
+from engine.catalogue.packaged import packaged_gpu_types
 from engine.cluster import Cluster
 from engine.compare.synthetic import synthetic
 from engine.compare.trust.collectives import skew_errors
-from engine.costs import Combined, Datasheet, DeepEP
+from engine.costs import Combined, Datasheet, DeepEP, silicon
+from engine.costs.fused_experts import SIZES, kernel_table
 from engine.errors import InputError
 from engine.formats import read_sizes, read_workload
 from engine.formats.packaged import packaged_config, packaged_models
+from engine.model import MoEModel
 from engine.plan import Plan, Travel
 from engine.problem import Problem, make_problem
 from engine.serving.aiconfigurator import BACKEND, NODE, WIDE, AiconfiguratorOperators, handle_of
@@ -62,6 +65,16 @@ KINDS = {
 }
 """Operators of aiconfigurator's graph and their names here."""
 
+NUMBERS = {
+    "bfloat16": ("bf16", None),
+    "fp8_block": ("fp8", None),
+    "int4_wo": ("bf16", 4.5),
+    "w4a16_mxfp4": ("bf16", 4.25),
+    "w4a8_mxfp4_mxfp8": ("fp8", 4.25),
+    "nvfp4": ("fp8", 4.5),
+}
+"""A model's dtype and bits of an expert's weight, by the tables' formats."""
+
 
 def main() -> None:
     sources = sources_of_operators()
@@ -81,12 +94,7 @@ def main() -> None:
                 gain, memory = row.gain_over(figures["linear"]), row.memory.total / 1e9
                 show(step.phase, overlap, system, *took, row.tokens_per_second, gain, memory)
     beside_a_server(workload)
-    print("\nfused kernels on power-law rows, GPUs that hold 4 to 32 experts: relative error")
-    for phase in ("decode", "prefill"):
-        errors = skew_errors("H200", DEEPSEEK, phase)
-        mine = errors[errors.held.between(4, 32)].groupby("exponent").error
-        for exponent, error in mine:
-            print(f"{phase:>10} exponent {exponent:<5} mean {error.mean():+.2f}, of its size {error.abs().mean():.2f}")
+    power_laws()
     datasheet_beside_measurements()
 
 
@@ -174,6 +182,44 @@ def beside_a_server(workload: Workload) -> None:
         rates = [figures.tokens_per_second * 8 / 1e3 for figures in (alone, both)]
         gain = f"{both.gain_over(alone):+.0%}"
         print(f"{phase:>10}: reported {reported}, here {rates[0]:.1f}, two batches {rates[1]:.1f} ({gain})")
+
+
+def power_laws() -> None:
+    """Fused kernels on the power-law rows that no fit has seen: every GPU and all sizes of gated experts that were measured."""
+    print("\nfused kernels on held-out rows of power laws: relative error")
+    for folder in sorted(path.name for path in silicon._data_folder().iterdir() if (path / "moe/sglang").is_dir()):
+        kind, errors = next(kind for kind in gpu_types_of_package() if silicon.folder_of(kind) == folder), []
+        for model in measured_sizes(folder):
+            for phase in ("decode", "prefill") if model.experts == 256 and model.row_width == 7168 else ("decode",):
+                if kernel_table(kind, model, phase) is not None:
+                    rows = skew_errors(kind, model, phase)
+                    errors.append(rows[rows.held_out].assign(model=f"{model.name} {phase}"))
+        rows = pd.concat(errors)
+        size = rows.error.abs()
+        of_model = size.groupby(rows.model).mean()
+        print(
+            f"{kind:>20}: mean {size.mean():.1%}, worst {size.max():.0%}, above 40 % {(size > 0.4).sum()} of {len(size)} (with more "
+            f"than 16 tokens {((size > 0.4) & (rows.tokens > 16)).sum()}); worst of {len(of_model)} sizes and formats "
+            f"{of_model.idxmax()} {of_model.max():.1%}"
+        )
+
+
+def gpu_types_of_package() -> list[str]:
+    return [*silicon.MACHINES, *packaged_gpu_types()]
+
+
+def measured_sizes(folder: str) -> Iterator[MoEModel]:
+    """Models of all sizes and formats of a folder's tables."""
+    columns, seen = [*SIZES, "moe_dtype"], set()
+    for file in sorted((silicon._data_folder() / folder / "moe/sglang").glob("*/*moe_perf.parquet")):
+        for row in pd.read_parquet(file, columns=columns).drop_duplicates().itertuples(index=False):
+            if row not in seen:
+                seen.add(row)
+                dtype, bits = NUMBERS[row.moe_dtype]
+                sizes = {"d_model": row.hidden_size, "d_ff": row.inter_size, "experts_per_token": row.topk}
+                name = f"{row.hidden_size} x {row.inter_size}, {row.topk} of {row.num_experts}, {row.moe_dtype}"
+                changed = {"name": name, "experts": row.num_experts, "dtype": dtype, "expert_bits": bits} | sizes
+                yield DEEPSEEK.model_copy(update=changed)
 
 
 def datasheet_beside_measurements() -> None:

@@ -21,8 +21,12 @@ from engine.systems.pieces import linear_placement
 from engine.training import balanced_load
 
 CHECKPOINT = "deepseek-ai/DeepSeek-V3"
-EXPERTS_ON, HELD = "H200", (4, 32)
-"""A GPU, and how many experts it holds."""
+WIDE_GPUS = ("H100", "H200", "B200", "GB200")
+SKEWED = (
+    (CHECKPOINT, "prefill", WIDE_GPUS),
+    (CHECKPOINT, "decode", WIDE_GPUS),
+    ("Qwen/Qwen3-30B-A3B", "decode", (*WIDE_GPUS, "A100-80", "L40S")),
+)
 TRAVELS = {"prefill": Travel(unit="node", dispatch="fp8", combine="bf16"), "decode": Travel(dispatch="fp8", combine="bf16")}
 """As DeepEP's normal and low-latency kernels send."""
 
@@ -95,18 +99,18 @@ def serving() -> Iterator[Prediction]:
 
 
 def skewed_experts() -> Iterator[Prediction]:
-    """The fused kernels of DeepSeek-V3's experts on loads of power laws, from those of even loads. Each was measured on one
-    draw of its law, which is not kept: on GPUs that hold fewer experts than these that draw decides nearly everything."""
-    model = read_model(packaged_config(CHECKPOINT))
-    for phase in ("prefill", "decode"):
-        errors = skew_errors(EXPERTS_ON, model, phase)
-        for row in errors[errors["held"].between(*HELD)].itertuples():
-            yield Prediction(
-                f"{HELD[0]} to {HELD[1]} experts in a {phase} step under power laws",
-                EXPERTS_ON,
-                1,
-                f"{row.held} experts, {row.tokens:,} tokens in all, exponent {row.exponent:g}",
-                row.measured,
-                row.ours,
-                False,
-            )
+    """Fused kernels on loads of power laws: the experts of models whose kernels follow DeepEP, and of one whose do not. The
+    draws behind a row are not kept."""
+    for checkpoint, phase, gpu_types in SKEWED:
+        model = read_model(packaged_config(checkpoint))
+        for gpu_type in gpu_types:
+            for row in skew_errors(gpu_type, model, phase).itertuples():
+                yield Prediction(
+                    f"{checkpoint.split('/')[1]}'s experts in a {phase} step under power laws",
+                    gpu_type,
+                    1,
+                    f"{row.held} experts, {row.tokens:,} tokens in all, exponent {row.exponent:g}",
+                    row.measured,
+                    row.ours,
+                    not row.held_out,
+                )
