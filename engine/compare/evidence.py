@@ -12,7 +12,17 @@ from typing import Literal
 from pydantic import Field
 
 from engine.compare.figures import migration
-from engine.compare.held_out import Candidates, HeldOut, copies_of, held_out, parts_of, persistence_of, replicas_of
+from engine.compare.held_out import (
+    Batch,
+    Candidates,
+    HeldOut,
+    batches_of,
+    copies_of,
+    held_out,
+    parts_of,
+    persistence_of,
+    replicas_of,
+)
 from engine.compare.judge import CONFIDENCE, Judge, interval, ratio_gain, same_work
 from engine.errors import InputError
 from engine.formats import check_recording
@@ -72,6 +82,7 @@ class Evidence(Frozen):
     added_bytes: most that a GPU holds more than under the deployed plan; memory: share of its memory that the fullest has taken
     balanced: None of a pass, and of recordings with errors
     move: None where nothing is held out; minutes: its steps until it pays off, at the plan's pace
+    batches: steps of 1, 2, 4, ... sequences on every GPU, none of a pass; see `pays_from`
     """
 
     plan: str
@@ -93,6 +104,14 @@ class Evidence(Frozen):
     memory: float
     balanced: Balanced | None = None
     move: Move | None = None
+    batches: tuple[Batch, ...] = ()
+
+    @property
+    def pays_from(self) -> Batch | None:
+        """The smallest batch from which on the plan's step is faster than the deployed one's; None where the largest is not."""
+        slower = [turn for turn, batch in enumerate(self.batches) if batch.gain <= 0]
+        first = slower[-1] + 1 if slower else 0
+        return self.batches[first] if first < len(self.batches) else None
 
     @property
     def gain(self) -> float | None:
@@ -170,6 +189,7 @@ def gather(candidates: Candidates, judge: Judge, stop: Stop, report: Report) -> 
         memory=float(judge.memory_shares(plan).max()),
         balanced=None if faults or judge.serving is None else _balanced(candidates, same, parts, judge, stop),
         move=_move(deployed, plan, parts, judge) if parts else None,
+        batches=tuple(batches_of(planned, candidates, judge, stop, report)),
     )
 
 

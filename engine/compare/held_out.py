@@ -15,12 +15,12 @@ from engine.compare.baseline import baseline_of, travelling_like
 from engine.compare.judge import Judge, gain_of, ratio_gain, same_work
 from engine.errors import InputError, StoppedError
 from engine.plan import Plan
-from engine.problem import Problem
+from engine.problem import MEMORY_SHARE, Problem
 from engine.result import Provenance, Stop
 from engine.schema import Frozen
 from engine.serving.step import recording_of_step
 from engine.systems import SYSTEMS, System
-from engine.systems.base import Report
+from engine.systems.base import Report, silent
 from engine.systems.options import Options
 from engine.workload import ExpertLoad, RoutingTrace, Workload
 
@@ -123,6 +123,9 @@ def _maker(name: str, options: Mapping[str, Any], problem: Problem, plan: Plan) 
     return Maker(system, settings, replace(problem, travel=plan.travel))
 
 
+MOST_SEQUENCES = 512
+"""On a GPU, of the batches that are tried."""
+
 UNKNOWN = "unknown"
 """Stands for the recordings that a plan was made from where these are not here."""
 
@@ -148,6 +151,18 @@ class HeldOut(Frozen):
     made_for_it: float | None = None
     linear: float | None = None
     without_replicas: float | None = None
+
+
+class Batch(Frozen):
+    """A step with so many sequences on every GPU, under the deployed plan and under the plan: seconds, mean over the parts."""
+
+    sequences: int
+    seconds_deployed: float
+    seconds: float
+
+    @property
+    def gain(self) -> float:
+        return ratio_gain(self.seconds_deployed, self.seconds)
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,9 +239,7 @@ def _report_of(part: Part, share: float, report: Report) -> Report:
 
 
 def _judged(part: Part, candidates: Candidates, judge: Judge, stop: Stop, report: Report) -> HeldOut:
-    recording, deployed, plan = part.recording, candidates.deployed, candidates.plan
-    if part.by == "time":
-        plan = candidates.maker.plan(part.made_from, stop, report)
+    recording, deployed, plan = part.recording, candidates.deployed, _plan_for(part, candidates, stop, report)
     gain = gain_of(judge, deployed, plan, recording, stop=stop)
 
     def over_deployed(other: Plan | None) -> float | None:
@@ -249,6 +262,31 @@ def _judged(part: Part, candidates: Candidates, judge: Judge, stop: Stop, report
         linear=over_deployed(candidates.linear),
         without_replicas=over_deployed(bare),
     )
+
+
+def _plan_for(part: Part, candidates: Candidates, stop: Stop, report: Report) -> Plan:
+    """The plan that is judged on a part."""
+    return candidates.maker.plan(part.made_from, stop, report) if part.by == "time" else candidates.plan
+
+
+def batches_of(parts: Sequence[Part], candidates: Candidates, judge: Judge, stop: Stop, report: Report) -> Iterator[Batch]:
+    """A step of 1, 2, 4, ... sequences on every GPU, as far as both plans have room for them; none of a pass. Raises
+    StoppedError when asked to stop."""
+    sequences = 0 if judge.serving is None or not parts else 2 if judge.serving.step.overlap == "two-batch" else 1
+    plans = [_plan_for(part, candidates, stop, silent) for part in parts]
+    while 0 < sequences <= MOST_SEQUENCES:
+        here = judge.with_sequences(sequences)
+        if max(float(here.memory_shares(plan).max()) for plan in (candidates.plan, candidates.deployed)) > MEMORY_SHARE:
+            return
+        seconds = [0.0, 0.0]
+        for part, plan in zip(parts, plans, strict=True):
+            if stop():
+                raise StoppedError("stopped before there was a verdict")
+            report(1.0, f"{part.recording.name}: {sequences} sequences on a GPU", None, None)
+            for which, timed in enumerate((candidates.deployed, plan)):
+                seconds[which] += here.seconds(timed, part.recording, stop) / len(parts)
+        yield Batch(sequences=sequences, seconds_deployed=seconds[0], seconds=seconds[1])
+        sequences *= 2
 
 
 def _plan_by(maker: Maker | None, recordings: tuple[Workload, ...], stop: Stop, report: Report) -> Plan | None:

@@ -59,6 +59,11 @@ class Judge:
             return simulate(plan, problem, stop).total if is_quick(problem) else least(plan, problem).total
         return self.serving.seconds(plan, problem, stop)
 
+    def with_sequences(self, sequences: int) -> "Judge":
+        """A judge of the same step with so many sequences on every GPU."""
+        step = self.serving.step.model_copy(update={"sequences": sequences})
+        return replace(self, serving=replace(self.serving, step=step))
+
     def layer_seconds(self, plan: Plan, recording: Workload) -> np.ndarray:
         """float64[layer]: of the MoE layers alone, without simulating a send, see `least`."""
         problem = self.problem.with_workload(recording)

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from engine.compare.baseline import baseline_of, travelling_like
 from engine.compare.evidence import Balanced, Criterion, Evidence, Thresholds, Word, decide, gather
-from engine.compare.held_out import HeldOut, candidates_of, split_by_origin
+from engine.compare.held_out import Batch, HeldOut, candidates_of, split_by_origin
 from engine.compare.judge import Judge, Serving
 from engine.compare.wording import reasons
 from engine.errors import InputError
@@ -42,6 +42,7 @@ class Verdict(Frozen):
         fullest GPU
     balanced: the ceiling of balanced routing, of a serving step
     break_even_steps, break_even_minutes: until the move has paid; None also if it never does
+    batches, pays_from_sequences: see `Evidence`; None also if no batch is faster
     """
 
     verdict: Word
@@ -64,6 +65,8 @@ class Verdict(Frozen):
     break_even_minutes: float | None
     tokens_per_expert: float
     balanced: Balanced | None = None
+    batches: tuple[Batch, ...] = ()
+    pays_from_sequences: int | None = None
     criteria: tuple[Criterion, ...]
     parts: tuple[HeldOut, ...]
     beside: tuple[Beside, ...]
@@ -150,6 +153,8 @@ def verdict_from(evidence: Evidence, thresholds: Thresholds) -> Verdict:
         break_even_minutes=None if evidence.minutes == inf else evidence.minutes,
         tokens_per_expert=evidence.tokens_per_expert,
         balanced=evidence.balanced,
+        batches=evidence.batches,
+        pays_from_sequences=evidence.pays_from and evidence.pays_from.sequences,
         criteria=decision.criteria,
         parts=evidence.parts,
         beside=_beside(evidence),

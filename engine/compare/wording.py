@@ -4,7 +4,7 @@ from collections.abc import Callable
 from math import ceil
 
 from engine.compare.evidence import SKEW, Balanced, Decision, Evidence, Thresholds, Word
-from engine.compare.held_out import UNKNOWN
+from engine.compare.held_out import UNKNOWN, Batch
 from engine.compare.judge import is_pass
 from engine.units import digits, ratio, seconds, share, signed, size
 
@@ -51,7 +51,7 @@ def reasons(evidence: Evidence, decision: Decision, limits: Thresholds) -> tuple
                 sentences.append(f"{text}: {', '.join(titles)}.")
     if evidence.parts:
         sentences += [*_worst(evidence, limits), _persistence(evidence, limits), *_beside(evidence, limits)]
-        sentences += [_move(evidence), *_reach(evidence), _unit(evidence)]
+        sentences += [_move(evidence), *_batches(evidence), *_reach(evidence), _unit(evidence)]
     if evidence.balanced is not None:
         sentences.append(balance_in_words(evidence.balanced))
     return tuple(sentences)
@@ -128,6 +128,23 @@ def _beside(evidence: Evidence, limits: Thresholds) -> list[str]:
         return [*sentences, f"Its replicas take {cost}; what they add is not known without the recording it was made from."]
     worth = f"add {share(added)} to" if added >= 0 else f"lose {share(-added)} against"
     return [*sentences, f"Its replicas take {cost}, and {worth} the same system without them{_enough(added, limits)}."]
+
+
+def _batches(evidence: Evidence) -> list[str]:
+    """From which batch on the plan pays, beside the batch at which it costs most."""
+    if not evidence.batches:
+        return []
+    first, last = evidence.pays_from, evidence.batches[-1]
+    worst = min(evidence.batches, key=lambda batch: batch.gain)
+    costs = f"; at {worst.sequences} it costs {share(-worst.gain)}" if worst.gain < 0 else ""
+    if first is None:
+        return [f"Evening out the load does not pay with {_sequences(last)} on a GPU, the most that was tried{costs}."]
+    most = f" and {signed(last.gain)} at {last.sequences}" if last is not first else ""
+    return [f"Evening out the load pays from {_sequences(first)} on a GPU: {signed(first.gain)}{most}{costs}."]
+
+
+def _sequences(batch: Batch) -> str:
+    return f"{batch.sequences} sequence{'s' if batch.sequences > 1 else ''}"
 
 
 def _unit(evidence: Evidence) -> str:

@@ -114,10 +114,10 @@ def _poisson_tiles(rows: int) -> tuple[np.ndarray, np.ndarray]:
 class Fit:
     """The kernels of GPUs that hold so many experts.
 
-    A GPU's effort is a sum of parts none of which is negative: a launch, weights of the experts that have tokens, tokens, tiles,
-    and copies for experts of other GPUs, which a table's run sorts and skips, or even computes. An all-to-all brings a GPU its
-    own copies alone, so that a price has none of the last. Seconds follow the effort along the measured rows, interpolated
-    linearly in the logarithms of both, and never fall.
+    A GPU's effort is a sum of parts, none negative: a launch, weights of experts with tokens, tokens, tiles, and copies for
+    experts of other GPUs, which a table's run sorts and skips, or even computes. An all-to-all brings a GPU its own ones alone,
+    so that a price has none of the last. Seconds follow the effort along the measured rows, interpolated linearly in the
+    logarithms of both, and never fall.
 
     experts: that the GPU holds
     launch: seconds
@@ -146,8 +146,8 @@ class Fit:
 class KernelTable:
     """The kernels of one model's sizes on one GPU, for the numbers of experts that GPUs held in the measurements, ascending.
 
-    Fitted to rows of even and of power-law loads; rows that `kernel_rows` holds out are met to 5 % on average (docs/serving.md),
-    as closely as two draws of the same law meet each other.
+    Fitted to rows of even and of power-law loads; those that `kernel_rows` holds out are met to 5 % on average, as closely as
+    two draws of the same law meet each other (docs/serving.md).
     """
 
     fits: tuple[Fit, ...]
@@ -178,10 +178,10 @@ def kernel_table(gpu_type: str, model: MoEModel, phase: Phase) -> KernelTable | 
     """The kernels for a model on a GPU type: those of wide expert parallelism where they were measured, else the usual ones;
     None where neither was. Raises InputError when the package is absent."""
     rows = kernel_rows(gpu_type, model, phase)
-    fits = [
-        _fitted(float(held), part) for held, part in rows[~rows.held_out].groupby("experts_held") if len(part) >= FEWEST_ROWS
-    ]
-    return KernelTable(tuple(fits)) if fits else None
+    if rows.empty:
+        return None
+    parts = rows[~rows.held_out].groupby("experts_held")
+    return KernelTable(tuple(_fitted(float(held), part) for held, part in parts if len(part) >= FEWEST_ROWS))
 
 
 def _fitted(experts: float, rows: pd.DataFrame) -> Fit:
@@ -205,12 +205,12 @@ def _formats_of(model: MoEModel) -> tuple[str, ...]:
 
 
 def kernel_rows(gpu_type: str, model: MoEModel, phase: Phase) -> pd.DataFrame:
-    """The rows of `kernel_table`'s source: columns `distribution`, `experts_held`, `all_tokens`, `seconds`, `work` (float64[term]
-    of the GPU, mean of the draws), `foreign` (copies of these tokens for experts of other GPUs) and `held_out`.
+    """The rows of `kernel_table`'s source: columns `distribution`, `experts_held`, `all_tokens`, `seconds`, `work` (of the GPU:
+    float64[term], mean of the draws), `foreign` (copies of these tokens for experts of other GPUs) and `held_out`.
 
-    Half of the power-law rows are held out of the fit: those with an odd SHA-256 of their setting. Of the kernels after DeepEP's
-    normal dispatch, uniform rows with fewer tokens than a tile for each expert are left out: their buffers are not padded as
-    DeepEP pads them, which makes them up to five times faster than any server.
+    Half of the power-law rows are held out of the fit: those whose setting has an odd SHA-256. After DeepEP's normal dispatch,
+    uniform rows with fewer tokens than a tile for each expert are left out: their buffers are not padded as DeepEP pads them,
+    which makes them up to five times as fast as uneven ones of as many tokens.
     """
     keys = ["distribution", "experts_held", "all_tokens"]
     none = pd.DataFrame(columns=[*keys, "seconds", "work", "foreign", "held_out"])
@@ -259,7 +259,7 @@ def _work_of_row(experts: int, k: int, tokens: int, held: int, distribution: str
         loads = np.full(held, each) if each else few.astype(np.int64)
     else:  # every k-th expert from one on, the next token's from the next one on; few tokens are spread
         stride = -(-experts // k)
-        first = np.arange(tokens)[:, None] * min(stride / tokens, 1.0) if tokens < stride else np.arange(tokens)[:, None]
+        first = np.arange(tokens)[:, None] * max(stride / tokens, 1.0)
         loads = np.bincount(((first + np.arange(k) * stride) % experts).astype(np.int64).ravel(), minlength=experts)[:held]
     work = work_of_experts(np.atleast_2d(loads).astype(np.float64)).sum(axis=1).mean(axis=0)
     work.flags.writeable = False

@@ -198,8 +198,8 @@ def power_laws() -> None:
         size = rows.error.abs()
         of_model = size.groupby(rows.model).mean()
         print(
-            f"{kind:>20}: mean {size.mean():.1%}, worst {size.max():.0%}, above 40 % {(size > 0.4).sum()} of {len(size)} (with more "
-            f"than 16 tokens {((size > 0.4) & (rows.tokens > 16)).sum()}); worst of {len(of_model)} sizes and formats "
+            f"{kind:>20}: mean {size.mean():.1%}, worst {size.max():.0%}, above 40 % {(size > 0.4).sum()} of {len(size)} (with "
+            f"more than 16 tokens {((size > 0.4) & (rows.tokens > 16)).sum()}); worst of {len(of_model)} sizes and formats "
             f"{of_model.idxmax()} {of_model.max():.1%}"
         )
 

@@ -1,4 +1,4 @@
-"""Collectives inside a scale-up domain: NCCL's, and the all-to-alls of TensorRT-LLM over NVLink; and the errors of fused experts."""
+"""Collectives inside a scale-up domain (NCCL's, and the all-to-alls of TensorRT-LLM over NVLink), and fused experts' loads."""
 
 from collections.abc import Iterator
 
@@ -71,8 +71,8 @@ def nvlink_exchanges() -> Iterator[Prediction]:
 
 
 def skew_errors(gpu_type: str, model: MoEModel, phase: str) -> pd.DataFrame:
-    """Every power-law row of a model beside its price: columns exponent, held, tokens, measured and ours (seconds), held_out (of
-    the fit), error (relative). Loads are the mean of some draws of the row's law."""
+    """Every power-law row of a model beside its price: columns exponent, held, tokens, measured and ours (seconds), held_out of
+    the fit, error (relative). Loads are the mean of some draws of the row's law."""
     table, rows = kernel_table(gpu_type, model, phase), kernel_rows(gpu_type, model, phase)
     errors = []
     for row in rows[rows.distribution.str.startswith(POWER_LAW)].itertuples():
