@@ -288,7 +288,7 @@ def test_loads_of_a_law_have_all_copies_and_the_busiest_gpu_is_taken():
         loads = busiest_gpu(experts, k, tokens, held, 1.2)
         whole = busiest_gpu(experts, k, tokens, experts, 1.2)
         assert loads.shape[1] == held and whole.sum(axis=1).tolist() == [tokens * k] * len(whole)
-        assert 0 <= loads.min() and loads.max() <= tokens and whole.max() <= tokens
+        assert loads.min() >= 0 and loads.max() <= tokens and whole.max() <= tokens
         assert (loads.sum(axis=1) >= tokens * k * held / experts).all()
     steep, flat = (busiest_gpu(64, 8, 1000, 64, exponent).max() for exponent in (1.2, 0.2))
     assert steep > 2 * flat
@@ -297,17 +297,22 @@ def test_loads_of_a_law_have_all_copies_and_the_busiest_gpu_is_taken():
 @needs_tables
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 @pytest.mark.parametrize(
-    ("card", "model"),
-    [("H200", DEEPSEEK), ("H200", QWEN), ("H200", KIMI), ("B200", DEEPSEEK.model_copy(update={"expert_bits": 4.5}))],
+    ("card", "model", "most"),
+    [
+        ("H200", DEEPSEEK, 0.03),
+        ("H200", QWEN, 0.03),
+        ("H200", KIMI, 0.03),
+        ("B200", DEEPSEEK.model_copy(update={"expert_bits": 4.5}), 0.07),  # their tokens choose within groups of experts
+    ],
     ids=["R1", "Qwen", "4-bit integers", "NVFP4"],
 )
-def test_balanced_rows_are_met(card, model, phase):
+def test_balanced_rows_are_met(card, model, most, phase):
     rows = kernel_rows(card, model, phase)
     balanced = rows[rows.distribution.isin(("balanced", "uniform"))]
     assert len(balanced) > 40 and not balanced.held_out.any()
     table = kernel_table(card, model, phase)
     ours = np.array([table.seconds(row.work, row.experts_held, row.foreign) for row in balanced.itertuples()])
-    assert np.mean(np.abs(ours / balanced.seconds.to_numpy() - 1)) < (0.04 if model.expert_bits != 4.5 or card != "B200" else 0.065)
+    assert np.mean(np.abs(ours / balanced.seconds.to_numpy() - 1)) < most
 
 
 @needs_tables

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.compare.evidence import Evidence, Move, Thresholds, decide
-from engine.compare.held_out import HeldOut
+from engine.compare.held_out import Batch, HeldOut
 from engine.compare.wording import RULES, reasons
 from tests.cases.examples import examples
 
@@ -193,3 +193,19 @@ def test_what_is_timed_and_paid_in_has_one_name(unit: str, paid: str, timed: str
 @pytest.mark.parametrize(("linear", "is_said"), [(0.0, False), (0.0001, True)])
 def test_what_is_deployed_is_not_said_to_be_as_fast_as_itself(linear, is_said):
     assert ("as fast as what is deployed." in " ".join(said(evidence(linear=linear)))) == is_said
+
+
+@pytest.mark.parametrize(
+    ("gains", "sentence"),
+    [
+        ((-0.02, -0.005, 0.04, 0.5), "pays from 4 sequences on a GPU: +4.0 % and +50.0 % at 8; at 1 it costs 2.0 %."),
+        ((0.1, -0.03, 0.0, 0.2), "pays from 8 sequences on a GPU: +20.0 %; at 2 it costs 3.0 %."),
+        ((0.01, 0.2), "pays from 1 sequence on a GPU: +1.0 % and +20.0 % at 2."),
+        ((0.1, -0.01), "does not pay with 2 sequences on a GPU, the most that was tried; at 2 it costs 1.0 %."),
+        ((0.0,), "does not pay with 1 sequence on a GPU, the most that was tried."),
+    ],
+)
+def test_a_plan_pays_from_the_batch_on_after_which_none_is_slower(gains, sentence):
+    batches = tuple(Batch(sequences=2**turn, seconds_deployed=1 + gain, seconds=1.0) for turn, gain in enumerate(gains))
+    assert f"Evening out the load {sentence}" in said(evidence(batches=batches))
+    assert not any("Evening out" in sentence for sentence in said(evidence()))

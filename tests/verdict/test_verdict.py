@@ -11,11 +11,14 @@ from hypothesis import strategies as st
 from engine.compare.baseline import running
 from engine.compare.evidence import Evidence, Thresholds
 from engine.compare.held_out import split_by_origin
-from engine.compare.judge import Judge
+from engine.compare.judge import Judge, Serving
 from engine.compare.verdict import evidence_of, verdict_from, verdict_of
 from engine.errors import InputError, StoppedError
 from engine.plan import Travel
+from engine.problem import MEMORY_SHARE
 from engine.result import Provenance
+from engine.serving.figures import bytes_beside_experts
+from engine.serving.sizes import TransformerSizes
 from engine.serving.step import Operator, ServingStep
 from engine.simulate.serving import Serving
 from engine.systems import SYSTEMS, run
@@ -50,6 +53,32 @@ def test_the_gain_on_another_recording_and_the_move_by_hand():
     assert {row.name: row.gain for row in verdict.beside}["no plan: experts in contiguous blocks"] == 0
     assert verdict.memory_bytes == 0 and verdict.move_copies == 2 and verdict.move_bytes == 2 * 3 * 64 * 96 * 2
     assert (verdict.move_seconds, verdict.break_even_steps) == pytest.approx((0, 0), abs=1e-20)
+
+
+@dataclass(frozen=True)
+class HalfASecond:
+    """Attention of half a second, and a prompt's keys and values that the memory has room for 1, 2 and 4 times."""
+
+    source: str = "by hand"
+
+    def operators(self, step: ServingStep) -> tuple[Operator, ...]:
+        return (Operator("attention", "attention", 0.5, 1, "datasheet"),)
+
+
+def test_steps_of_more_and_more_sequences_by_hand():
+    """Of 8000 copies on b the fuller GPU has 5/8 under contiguous blocks and 4/8 under the plan; two GPUs with n sequences have
+    2n copies, a second each, beside half a second of attention."""
+    plan, problem = laid_out("plan", APART, made_from=A), problem_of(A)
+    step = ServingStep(phase="decode", sequences=1, context=1000, output=1000)
+    sizes = TransformerSizes(heads=1, kv_heads=1, head_size=64, value_size=64, dense_d_ff=64, vocabulary=10)
+    serving = Serving(step, HalfASecond(), sizes)
+    others, *each = bytes_beside_experts(problem.model, sizes, step)
+    memory = (problem.held_bytes(plan.placement).max() + others + 4.5 * sum(each)) / MEMORY_SHARE
+    verdict = verdict_of(plan, problem_of(A, memory=float(memory)), [A, B], serving=serving)
+    assert [batch.sequences for batch in verdict.batches] == [1, 2, 4] and verdict.pays_from_sequences == 1
+    for batch in verdict.batches:
+        assert (batch.seconds_deployed, batch.seconds) == pytest.approx((0.5 + 1.25 * batch.sequences, 0.5 + batch.sequences))
+    assert not verdict_of(plan, problem_of(A), [A, B]).batches  # a pass has no sequences
 
 
 def test_memory_of_replicas_by_hand():
