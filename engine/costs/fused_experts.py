@@ -70,8 +70,8 @@ class FusedExperts(Derived):
 
     def expert_ffn(self, gpu: Gpu, tokens: np.ndarray, model: MoEModel) -> np.ndarray:
         """As in `CostModel`: the share of one expert where all that the GPU holds have as many tokens."""
-        work = work_of_experts(np.asarray(tokens, dtype=np.float64), expected=True)
-        return self._table(gpu, model).seconds(work * self.slots, self.slots) / self.slots
+        work = self.slots * work_of_experts(np.asarray(tokens, dtype=np.float64), expected=True)
+        return self._seconds(gpu, work, model) / self.slots
 
     def ffn_of_gpus(
         self, gpu: Gpu, tokens: np.ndarray, place: tuple[np.ndarray, ...], shape: tuple[int, ...], model: MoEModel
@@ -79,12 +79,15 @@ class FusedExperts(Derived):
         work = work_of_experts(tokens, expected=True)
         summed = np.zeros((*shape, work.shape[-1]))
         np.add.at(summed, place, work)
-        return self._table(gpu, model).seconds(summed, self.slots)
+        return self._seconds(gpu, summed, model)
 
-    def _table(self, gpu: Gpu, model: MoEModel) -> "KernelTable":
+    def _seconds(self, gpu: Gpu, work: np.ndarray, model: MoEModel) -> np.ndarray:
         if (table := kernel_table(gpu.type, model, self.phase)) is None:
             raise InputError(f"there are no measured fused kernels for {model.name} in {model.dtype} on {gpu.type}")
-        return table
+        share, foreign = min(self.slots / model.experts, 1.0), 0.0
+        if table.whole_tokens:  # a token comes if any of its choices is here, with the others masked
+            foreign = ((1 - (1 - share) ** model.experts_per_token) / share - 1) * work[..., 1]
+        return table.seconds(work, self.slots, foreign)
 
 
 def work_of_experts(tokens: np.ndarray, expected: bool = False) -> np.ndarray:
@@ -115,8 +118,8 @@ class Fit:
     """The kernels of GPUs that hold so many experts.
 
     A GPU's effort is a sum of parts, none negative: a launch, weights of experts with tokens, tokens, tiles, and copies for
-    experts of other GPUs, which a table's run sorts and skips, or even computes. An all-to-all brings a GPU its own ones alone,
-    so that a price has none of the last. Seconds follow the effort along the measured rows, interpolated linearly in the
+    experts of other GPUs, which a table's run sorts and skips, or even computes, of all tokens of the group. A dispatch brings
+    a GPU few of these or none. Seconds follow the effort along the measured rows, interpolated linearly in the
     logarithms of both, and never fall.
 
     experts: that the GPU holds
@@ -148,9 +151,12 @@ class KernelTable:
 
     Fitted to rows of even and of power-law loads; those that `kernel_rows` holds out are met to 5 % on average, as closely as
     two draws of the same law meet each other (docs/serving.md).
+
+    whole_tokens: a GPU gets rows of tokens that have a choice there, as DeepEP's normal dispatch brings them, not of choices
     """
 
     fits: tuple[Fit, ...]
+    whole_tokens: bool = False
 
     def seconds(self, work: np.ndarray, slots: float, foreign: np.ndarray | float = 0.0) -> np.ndarray:
         """float64[...]: seconds of a GPU for all its experts; 0 without a token.
@@ -181,7 +187,8 @@ def kernel_table(gpu_type: str, model: MoEModel, phase: Phase) -> KernelTable | 
     if rows.empty:
         return None
     parts = rows[~rows.held_out].groupby("experts_held")
-    return KernelTable(tuple(_fitted(float(held), part) for held, part in parts if len(part) >= FEWEST_ROWS))
+    fits = (_fitted(float(held), part) for held, part in parts if len(part) >= FEWEST_ROWS)
+    return KernelTable(tuple(fits), bool(rows.whole_tokens.all()))
 
 
 def _fitted(experts: float, rows: pd.DataFrame) -> Fit:
@@ -206,14 +213,15 @@ def _formats_of(model: MoEModel) -> tuple[str, ...]:
 
 def kernel_rows(gpu_type: str, model: MoEModel, phase: Phase) -> pd.DataFrame:
     """The rows of `kernel_table`'s source: columns `distribution`, `experts_held`, `all_tokens`, `seconds`, `work` (of the GPU:
-    float64[term], mean of the draws), `foreign` (copies of these tokens for experts of other GPUs) and `held_out`.
+    float64[term], mean of the draws), `foreign` (copies for experts of other GPUs, which the collector gave the kernel too),
+    `held_out`, and `whole_tokens` of `KernelTable`.
 
     Half of the power-law rows are held out of the fit: those whose setting has an odd SHA-256. After DeepEP's normal dispatch,
     uniform rows with fewer tokens than a tile for each expert are left out: their buffers are not padded as DeepEP pads them,
     which makes them up to five times as fast as uneven ones of as many tokens.
     """
     keys = ["distribution", "experts_held", "all_tokens"]
-    none = pd.DataFrame(columns=[*keys, "seconds", "work", "foreign", "held_out"])
+    none = pd.DataFrame(columns=[*keys, "seconds", "work", "foreign", "held_out", "whole_tokens"])
     installed_package()
     folder = folder_of(gpu_type)
     if folder is None or model.ffn_matrices != 3:
@@ -241,9 +249,8 @@ def kernel_rows(gpu_type: str, model: MoEModel, phase: Phase) -> pd.DataFrame:
             # DeepEP's low-latency kernels are given an expert's rows alone.
             foreign = [0.0 if wide and not padded else row.all_tokens * sizes[1] for row in rows.itertuples()]
             foreign = [max(copies - each[1], 0.0) for copies, each in zip(foreign, work, strict=True)]
-            return rows.assign(
-                work=work, foreign=foreign, held_out=odd & rows.distribution.str.startswith(POWER_LAW).to_numpy(bool)
-            )
+            held_out = odd & rows.distribution.str.startswith(POWER_LAW).to_numpy(bool)
+            return rows.assign(work=work, foreign=foreign, held_out=held_out, whole_tokens=padded)
     return none
 
 

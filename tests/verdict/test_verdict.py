@@ -20,7 +20,6 @@ from engine.result import Provenance
 from engine.serving.figures import bytes_beside_experts
 from engine.serving.sizes import TransformerSizes
 from engine.serving.step import Operator, ServingStep
-from engine.simulate.serving import Serving
 from engine.systems import SYSTEMS, run
 from engine.workload import ExpertLoad, RoutingTrace
 from tests.benchmarks.bench_verdict import DATA, DECODE, NAMES, R1, lite
