@@ -1,24 +1,26 @@
 """The verdict for a team with the recorded loads of DeepSeek-R1, and with DeepSeek-V2-Lite's routing:
-`python -m tests.benchmarks.bench_verdict`. The tables are those of docs/verdict-examples.md."""
+`python -m tests.benchmarks.bench_verdict`. The tables are those of docs/verdict-examples.md, and one
+of docs/verdict.md."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from engine.catalogue import cluster_presets, model_presets
+from engine.catalogue import cluster_presets, model_presets, node_types
 from engine.cluster import Cluster
 from engine.compare.judge import Judge, Serving, ratio_gain
 from engine.compare.redundancy import Replication, knee, redundancy
 from engine.compare.verdict import Verdict, verdict_of
 from engine.compare.wording import WORDS
-from engine.costs import Datasheet
+from engine.costs import Combined, Datasheet, DeepEP
 from engine.formats import read_sizes, read_workload
 from engine.formats.packaged import packaged_config
 from engine.model import MoEModel
-from engine.plan import Plan
+from engine.plan import Plan, Travel
 from engine.problem import Problem, make_problem
 from engine.serving.aiconfigurator import choose_operators
 from engine.serving.step import ServingStep
+from engine.simulate.serving import serve_as_measured
 from engine.systems import SYSTEMS, run, usual_plan
 from engine.units import seconds, share, signed
 from engine.workload import Workload
@@ -120,6 +122,29 @@ def table_row(*cells: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+BATCHES = (1, 4, 8, 16, 64, 256)
+
+
+def by_batch(kind: str) -> str:
+    """The row of docs/verdict.md for 32 GPUs: EPLB's plan in place of contiguous blocks, in decode steps of more and more
+    sequences, over DeepEP's measured kernels; the gain of a step, and by how much the experts alone take longer."""
+    drawn = node_types()[f"hgx-{kind.lower()}"]
+    nodes = tuple(drawn.node(f"node {place}") for place in range(4))
+    cluster = Cluster(name=f"32 {kind}", nodes=nodes, latency=drawn.fabric_latency)
+    r1 = R1(ServingStep(phase="decode", sequences=1, context=2000, output=100, kv_dtype="fp8"), cluster)
+    travel = Travel(dispatch="fp8", combine="bf16")
+    cost = Combined(Datasheet(), DeepEP())
+    problem = make_problem(r1.recordings[NAMES[1]], r1.cluster, r1.model, cost, travel=travel)
+    plans = [run(SYSTEMS[name], problem, options).result.solution for name, options in (("linear", {}), ("eplb", REPLICAS))]
+    cells = []
+    for sequences in BATCHES:
+        step = r1.step.model_copy(update={"sequences": sequences})
+        served = [serve_as_measured(plan, problem, step, r1.serving.source, r1.serving.sizes).figures for plan in plans]
+        longer = served[1].moe["ffn"] / served[0].moe["ffn"] - 1
+        cells.append(f"{signed(served[1].gain_over(served[0]))} ({signed(longer)})")
+    return table_row(kind, *cells)
+
+
 def lite(redundant: int, *members: str) -> Verdict:
     """DeepSeek-V2-Lite on 8 H100: EPLB planned on the first task, judged in time and on the others."""
     recordings = [read_workload(V2_LITE, member=member) for member in members]
@@ -141,6 +166,9 @@ def main() -> None:
             print(f"\n{step.phase}: {title}")
             for row in rows:
                 print(row, flush=True)
+    print("\nfrom which batch on")
+    for kind in ("H100", "H200"):
+        print(by_batch(kind), flush=True)
     for redundant in (0, 1):
         for members in (("intent",), ("intent", "summary")):
             verdict = lite(redundant, *members)

@@ -22,7 +22,7 @@ from engine.serving.sizes import TransformerSizes
 from engine.serving.step import Operator, ServingStep
 from engine.systems import SYSTEMS, run
 from engine.workload import ExpertLoad, RoutingTrace
-from tests.benchmarks.bench_verdict import DATA, DECODE, NAMES, R1, lite
+from tests.benchmarks.bench_verdict import DATA, DECODE, NAMES, R1, by_batch, lite
 from tests.cases.examples import examples
 from tests.costs.silicon import needs_tables
 from tests.serving.samples import DEEPSEEK_SIZES
@@ -271,6 +271,12 @@ def test_the_table_of_deepseek_r1():
     """One row; `python -m tests.benchmarks.bench_verdict` prints them all."""
     first = R1(DECODE).row(NAMES[1])
     assert first in DOCUMENT.read_text() and first.endswith("| do it |")
+
+
+@pytest.mark.everything
+@needs_tables
+def test_from_which_batch_on_balance_pays_for_deepseek_r1():
+    assert by_batch("H200") in DOCUMENT.with_name("verdict.md").read_text()
 
 
 @pytest.mark.everything
