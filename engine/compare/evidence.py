@@ -223,7 +223,7 @@ class Thresholds(Options):
     """Shares unless another unit is said. They decide on the evidence and enter none of it.
 
     gain: below about a twentieth a canary cannot tell a plan from the difference between two servers, and whole steps are
-        predicted to 4 to 11 % (docs/serving.md)
+        predicted to 5 to 11 % (docs/serving.md)
     try_gain: less does not repay the attention of whoever rolls it out
     worst_gain: a plan should lose on no recording that it is going to serve
     persistence: a plan that keeps less than half of the possible gain would have to be made anew all the time

@@ -131,7 +131,7 @@ def _beside(evidence: Evidence, limits: Thresholds) -> list[str]:
 
 
 def _batches(evidence: Evidence) -> list[str]:
-    """From which batch on the plan pays, beside the batch at which it costs most."""
+    """From which batch on the plan pays, and the batch at which it costs most."""
     if not evidence.batches:
         return []
     first, last = evidence.pays_from, evidence.batches[-1]

@@ -71,7 +71,7 @@ def nvlink_exchanges() -> Iterator[Prediction]:
 
 
 def skew_errors(gpu_type: str, model: MoEModel, phase: str) -> pd.DataFrame:
-    """Every power-law row of a model beside its price: columns exponent, held, tokens, measured and ours (seconds), held_out of
+    """Every power-law row of a model and its price: columns exponent, held, tokens, measured and ours (seconds), held_out of
     the fit, error (relative). Loads are the mean of some draws of the row's law."""
     table, rows = kernel_table(gpu_type, model, phase), kernel_rows(gpu_type, model, phase)
     errors = []
