@@ -37,7 +37,7 @@ SIZES = ("hidden_size", "inter_size", "topk", "num_experts")
 TILES = (16, 64, 128)
 """Rows of the tiles into which kernels cut an expert's tokens; which of them a kernel takes, the fit finds."""
 DRAWS = 8
-"""Of a power law for one row; the collector averages five."""
+"""Draws of a power law for one row; the collector averages five."""
 FEWEST_ROWS = 8
 """Rows of GPUs with as many experts from which on they are fitted."""
 
