@@ -65,8 +65,8 @@ class HalfASecond:
 
 
 def test_steps_of_more_and_more_sequences_by_hand():
-    """On b the fuller GPU has 5/8 of the copies under contiguous blocks and 4/8 under the plan; two GPUs with n sequences have 2n
-    copies, a second each, and half a second of attention."""
+    """On b the fuller GPU has 5/8 of the copies under contiguous blocks and 4/8 under the plan; two GPUs with n sequences have
+    2n copies, a second each, and half a second of attention."""
     plan, problem = laid_out("plan", APART, made_from=A), problem_of(A)
     step = ServingStep(phase="decode", sequences=1, context=1000, output=1000)
     sizes = TransformerSizes(heads=1, kv_heads=1, head_size=64, value_size=64, dense_d_ff=64, vocabulary=10)
