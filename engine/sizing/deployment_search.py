@@ -35,7 +35,7 @@ from engine.sizing.deployments import (
 from engine.systems.base import Report, silent
 
 LADDER = sorted({int(2**power * step) for power in range(14) for step in (1, 1.5)})
-"""Users of a server that are tried, beside as many as it has room for."""
+"""Users of a server that are tried, and as many as it has room for."""
 MOST_USERS, MOST_TENSOR, MOST_OF_SERVER = 8192, 16, 32
 """Users of a server, GPUs that share the attention of a sequence, and GPUs of a server: engines were measured with no more."""
 MOST_SERVERS = 8
@@ -120,7 +120,7 @@ class _Kept(NamedTuple):
 
 
 class Search:
-    """The rows that are kept, and what was left out, while groups are tried."""
+    """The rows that are kept, and candidates left out, while groups are tried."""
 
     def __init__(self, question: Question) -> None:
         self.question, self.target = question, question.limits

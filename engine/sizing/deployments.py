@@ -48,7 +48,7 @@ WHY: dict[Why, tuple[str, str]] = {
 class Question(Frozen):
     """A model, who asks it for how much, and the GPUs that can be had.
 
-    sizes: of the model beside its experts
+    sizes: of the model outside its experts
     checkpoint: its name on the Hugging Face Hub
     target: in words, see `read_serving_target`
     """
