@@ -17,7 +17,7 @@ from engine.errors import InputError
 from engine.jobs.studies import DeploymentsAnswer, DeploymentsAsk
 from engine.problem import Problem
 from engine.sizing.deployments import Point, formats_of, measured_groups
-from engine.sizing.inputs import SERVING_EXAMPLES
+from engine.sizing.inputs import SERVING_EXAMPLES, read_serving_target
 from engine.store.problems import as_json
 
 KIND, PRICES = "deployments", "deployment-prices"
@@ -65,10 +65,8 @@ def deployments(problem: Problem) -> None:
             "currency": currency,
         }
         # A question is checked before there is a price too.
-        ask = DeploymentsAsk.from_dict(
-            asked | {"model": as_json(problem.model), "prices": prices or {"H200": 1.0}}, "the question"
-        )
-        ask.limits  # noqa: B018 raises for words that are no target
+        DeploymentsAsk.from_dict(asked | {"model": as_json(problem.model), "prices": prices or {"H200": 1.0}}, "the question")
+        read_serving_target(target)
         if not formats:
             raise InputError("choose at least one number format")
         wanted = asked | {"prices": prices}
