@@ -1,7 +1,6 @@
 """The What-if page's search for the cheapest deployments of the open model, by forecasts of engines."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import pandas as pd
 import streamlit as st
@@ -39,7 +38,7 @@ def deployments(problem: Problem) -> None:
         output = kept.number_input("Tokens out", 1, MOST_TOKENS, 1000, key="deployment-output", width=130)
         most = kept.number_input("GPUs at most", 1, 4096, 64, key="deployment-most", width=130)
         currency = kept.text_input("Currency", "$", key="size-currency", width=90, max_chars=4)
-    checkpoint = _checkpoint(problem, beside.config)
+    checkpoint = _checkpoint(problem)
     with st.container(horizontal=True, vertical_alignment="center"):
         formats = kept.multiselect(
             "Number formats",
@@ -81,7 +80,7 @@ def deployments(problem: Problem) -> None:
     studies.watch(KIND, _show, "Nothing run yet. Type a price for each GPU type that you can have.")
 
 
-def _checkpoint(problem: Problem, config: Path | None) -> str:
+def _checkpoint(problem: Problem) -> str:
     """The name of the open model on the Hub, as far as it is known."""
     remembered = state.session.configs.get(problem.model.digest) or ""
     return remembered if "/" in remembered else problem.model.name
