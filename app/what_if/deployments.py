@@ -146,7 +146,8 @@ def _show(answer: DeploymentsAnswer) -> None:
     elif complete:
         st.info("No deployment is predicted to meet the target.", icon=":material/info:")
     notes = "".join(f" {tables.sentence(note)}" for note in answer.notes)
-    st.caption(f"{answer.tried:,} deployments timed; users ask again as soon as they have an answer.{notes}")
+    said = f"{answer.tried:,} deployments timed, most of them never measured"
+    st.caption(f"{said}; users ask again as soon as they have an answer.{notes}")
     if answer.left_out:
         nearest = [tables.MISSING if each.nearest is None else units.seconds(each.nearest) for each in answer.left_out]
         with st.expander("What was left out, and why", icon=":material/block:"):
