@@ -124,8 +124,8 @@ def deployments(
             x=speed,
             y=[point.hour if hour else point.million for point in own],
             error_x={
-                "array": [1 / point.low - at for point, at in zip(own, speed, strict=True)],
-                "arrayminus": [at - 1 / point.high for point, at in zip(own, speed, strict=True)],
+                "array": [(1 / point.low - at) * point.best for point, at in zip(own, speed, strict=True)],
+                "arrayminus": [(at - 1 / point.high) * point.best for point, at in zip(own, speed, strict=True)],
                 "color": theme.faint(theme.NEUTRAL, 0.35),
                 "thickness": 1,
                 "width": 0,
@@ -145,8 +145,8 @@ def deployments(
     if target.token is not None:
         note = {"text": f"target, {seconds(target.token)} a token", "font": {"size": theme.SMALLEST}}
         figure.add_vline(x=1 / target.token, line=line, annotation=note, annotation_position="top right")
-    figure.update_xaxes(title="tokens/s of a user (predicted; bars: 9 of 10)", rangemode="tozero", showgrid=False)
-    figure.update_yaxes(title="price an hour" if hour else "price of a million tokens", type="log", dtick="D1")
+    figure.update_xaxes(title="tokens/s of a user (predicted; lines: 9 of 10 measured)", rangemode="tozero", showgrid=False)
+    figure.update_yaxes(title="price an hour" if hour else "price of a million tokens", type="log", dtick="D2")
     best = next((point for point in points if point.best), points[0])
     gpus = f"{best.gpus} × {theme.plain(best.deployment.gpu)}"
     said = f"{gpus}, {_price(best, hour, currency)}: {digits(1 / best.token)} tokens/s of a user"

@@ -1,7 +1,6 @@
 """The What-if page's search for the cheapest deployments of the open model, by forecasts of engines."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import pandas as pd
 import streamlit as st
@@ -17,7 +16,7 @@ from engine.errors import InputError
 from engine.jobs.studies import DeploymentsAnswer, DeploymentsAsk
 from engine.problem import Problem
 from engine.sizing.deployments import Point, formats_of, measured_groups
-from engine.sizing.inputs import SERVING_EXAMPLES
+from engine.sizing.inputs import SERVING_EXAMPLES, read_serving_target
 from engine.store.problems import as_json
 
 KIND, PRICES = "deployments", "deployment-prices"
@@ -39,7 +38,7 @@ def deployments(problem: Problem) -> None:
         output = kept.number_input("Tokens out", 1, MOST_TOKENS, 1000, key="deployment-output", width=130)
         most = kept.number_input("GPUs at most", 1, 4096, 64, key="deployment-most", width=130)
         currency = kept.text_input("Currency", "$", key="size-currency", width=90, max_chars=4)
-    checkpoint = _checkpoint(problem, beside.config)
+    checkpoint = _checkpoint(problem)
     with st.container(horizontal=True, vertical_alignment="center"):
         formats = kept.multiselect(
             "Number formats",
@@ -65,10 +64,8 @@ def deployments(problem: Problem) -> None:
             "currency": currency,
         }
         # A question is checked before there is a price too.
-        ask = DeploymentsAsk.from_dict(
-            asked | {"model": as_json(problem.model), "prices": prices or {"H200": 1.0}}, "the question"
-        )
-        ask.limits  # noqa: B018 raises for words that are no target
+        DeploymentsAsk.from_dict(asked | {"model": as_json(problem.model), "prices": prices or {"H200": 1.0}}, "the question")
+        read_serving_target(target)
         if not formats:
             raise InputError("choose at least one number format")
         wanted = asked | {"prices": prices}
@@ -83,7 +80,7 @@ def deployments(problem: Problem) -> None:
     studies.watch(KIND, _show, "Nothing run yet. Type a price for each GPU type that you can have.")
 
 
-def _checkpoint(problem: Problem, config: Path | None) -> str:
+def _checkpoint(problem: Problem) -> str:
     """The name of the open model on the Hub, as far as it is known."""
     remembered = state.session.configs.get(problem.model.digest) or ""
     return remembered if "/" in remembered else problem.model.name
@@ -149,7 +146,8 @@ def _show(answer: DeploymentsAnswer) -> None:
     elif complete:
         st.info("No deployment is predicted to meet the target.", icon=":material/info:")
     notes = "".join(f" {tables.sentence(note)}" for note in answer.notes)
-    st.caption(f"{answer.tried:,} deployments timed; users ask again as soon as they have an answer.{notes}")
+    said = f"{answer.tried:,} deployments timed, most of them never measured"
+    st.caption(f"{said}; users ask again as soon as they have an answer.{notes}")
     if answer.left_out:
         nearest = [tables.MISSING if each.nearest is None else units.seconds(each.nearest) for each in answer.left_out]
         with st.expander("What was left out, and why", icon=":material/block:"):

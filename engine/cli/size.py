@@ -159,7 +159,7 @@ def _checkpoint(options: argparse.Namespace) -> tuple[str, MoEModel, Transformer
 
 
 def deployments_text(content: dict[str, Any]) -> str:
-    """The front as a table, the best of GPU types that are not on it, and what was left out."""
+    """The front as a table, the best of GPU types that are not on it, and the candidates left out."""
     points, lines = content["points"], []
     best = [row for row in points if row["best"]]
     cells = {
@@ -191,6 +191,6 @@ def deployments_text(content: dict[str, Any]) -> str:
     for each in (LeftOut.from_dict(row, "left out") for row in content["left_out"]):
         near = f"; the nearest takes {seconds(each.nearest)}" if each.nearest and each.gpu not in there else ""
         lines.append(f"left out, {each.gpu}: {each.in_words}{near}")
-    said = "times are predicted; users ask again as soon as they have an answer"
+    said = "times are predicted, mostly of deployments never measured; users ask again as soon as they have an answer"
     lines.append(f"{content['tried']:,} deployments timed; {said}")
     return "\n".join([*lines, *(f"note: {note}" for note in content["notes"])])

@@ -124,7 +124,7 @@ def others_ahead(users: Ints | int, replicas: Ints | int) -> Floats:
 class Machine:
     """A model in a number format on GPUs of a type.
 
-    sizes: of the model beside its experts
+    sizes: of the model outside its experts
     link: bytes/s out of a GPU to the others of its server
     """
 

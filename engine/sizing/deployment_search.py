@@ -35,6 +35,7 @@ from engine.sizing.deployments import (
 from engine.systems.base import Report, silent
 
 LADDER = sorted({int(2**power * step) for power in range(14) for step in (1, 1.5)})
+"""Users of a server that are tried, and as many as it has room for."""
 MOST_USERS, MOST_TENSOR, MOST_OF_SERVER = 8192, 16, 32
 """Users of a server, GPUs that share the attention of a sequence, and GPUs of a server: engines were measured with no more."""
 MOST_SERVERS = 8
@@ -119,7 +120,7 @@ class _Kept(NamedTuple):
 
 
 class Search:
-    """The rows that are kept, and what was left out, while groups are tried."""
+    """The rows that are kept, and candidates left out, while groups are tried."""
 
     def __init__(self, question: Question) -> None:
         self.question, self.target = question, question.limits
@@ -158,14 +159,12 @@ class Search:
         self.counts[group.gpu, "memory"] += len(servers) - len(fitting)
         self.counts[group.gpu, "bound"] += len(fitting) - len(able)
         for decode in able:
-            room = on.most_sequences(decode, demand)
-            ladder = np.array([users for users in LADDER if decode.data <= users <= min(room, MOST_USERS)], dtype=np.int64)
-            if len(ladder):
-                yield (
-                    self._whole(group, decode, ladder)
-                    if group.mode == "agg"
-                    else self._split(group, on, decode, tuple(fitting), ladder)
-                )
+            room = min(int(on.most_sequences(decode, demand)), MOST_USERS)
+            ladder = np.array(sorted({*(users for users in LADDER if decode.data <= users <= room), room}), dtype=np.int64)
+            if group.mode == "agg":
+                yield self._whole(group, decode, ladder)
+            else:
+                yield self._split(group, on, decode, tuple(fitting), ladder)
 
     def _demand(self, users: int) -> Demand:
         return Demand(prompt=self.question.prompt, output=self.question.output, users=users)

@@ -48,7 +48,7 @@ WHY: dict[Why, tuple[str, str]] = {
 class Question(Frozen):
     """A model, who asks it for how much, and the GPUs that can be had.
 
-    sizes: of the model beside its experts
+    sizes: of the model outside its experts
     checkpoint: its name on the Hugging Face Hub
     target: in words, see `read_serving_target`
     """
@@ -69,11 +69,12 @@ class Question(Frozen):
     @field_validator("prices")
     @classmethod
     def _known(cls, prices: dict[str, float]) -> dict[str, float]:
-        named = {kind.lower(): kind for kind in every_gpu_type()} | GPUS
+        types = every_gpu_type()
+        named = {kind.lower(): kind for kind in types} | {name: kind for name, kind in GPUS.items() if kind in types}
         found: dict[str, float] = {}
         for name, price in prices.items():
             if (kind := named.get(name.strip().lower())) is None:
-                raise ValueError(f"no GPU type '{name}'; known are {', '.join(every_gpu_type())}")
+                raise ValueError(f"no GPU type '{name}'; known are {', '.join(types)}")
             if kind in found:
                 raise ValueError(f"{kind} has two prices; give it one")
             if not 0 < price <= 1e9:

@@ -21,7 +21,9 @@ from engine.compare.sensitivity import ANEW, CurvePoint, SensitivityPoint
 from engine.compare.sweep import SweepPoint
 from engine.compare.what_if import Outlook
 from engine.jobs.tasks import SizedPoint
-from engine.sizing.inputs import Catalogue, Target
+from engine.serving.deployment import Demand, Deployment, Ranks
+from engine.sizing.deployments import Point
+from engine.sizing.inputs import Catalogue, ServingTarget, Target
 from tests.strategies import cluster_of
 
 
@@ -340,3 +342,41 @@ def test_clusters_lie_by_price_and_time_with_their_bounds() -> None:
         (Target(0.05), [], False, "No cluster that meets the target yet"),
     ):
         assert sizing_charts.front(points, undecided, target, money, complete).layout.title.text == title
+
+
+def deployed(gpu: str, token: float, million: float, best: bool = True) -> Point:
+    of = Deployment(engine="e", version="1", checkpoint="c", gpu=gpu, precision="fp8", decode=Ranks(tensor=2, expert=2))
+    times = {"first_token": 1.0, "token": token, "low": 0.8 * token, "high": 1.25 * token, "rate": 100.0}
+    demand = Demand(prompt=10, output=10, users=8)
+    parts = {"experts": 0.25 * token, "attention": 0.7 * token, "layers": 0.045 * token, "step": 0.005 * token}
+    about = {"replicas": 2, "gpus": 4, "hour": 30.0, "million": million, "best": best, "parts": parts}
+    return Point(deployment=of, demand=demand, **times, **about)
+
+
+def test_deployments_lie_by_price_and_speed_with_their_intervals() -> None:
+    points = [deployed("H200", 0.02, 1.0), deployed("B200", 0.02, 1.5, best=False), deployed("B200", 0.01, 2.0)]
+    figure = sizing_charts.deployments(points, ServingTarget(0.025), "€")
+    assert figure.layout.title.text == "4 × H200, €1.000 a million tokens: 50 tokens/s of a user, the cheapest"
+    traces = {trace.name: trace for trace in figure.data}
+    assert {name: (list(trace.x), list(trace.y)) for name, trace in traces.items()} == {
+        "B200": ([50.0, 100.0], [1.5, 2.0]),
+        "H200": ([50.0], [1.0]),
+    }
+    assert list(traces["B200"].marker.symbol) == ["circle-open", "circle"], "colour is never the only sign"
+    assert traces["H200"].marker.symbol[0] != "circle" and traces["H200"].line.color != traces["B200"].line.color
+    assert list(traces["B200"].error_x.array) == pytest.approx([0, 25]) and traces["H200"].error_x.arrayminus[0] == 10
+    assert [note.text for note in figure.layout.annotations] == ["target, 25 ms a token"]
+    said = "4 × H200, e 1 fp8, 1 × tp2 ep2 × 2, 16 users<br>€1.000 a million tokens"
+    assert list(traces["H200"].customdata) == [said]
+    by_hour = sizing_charts.deployments(points, ServingTarget(rate=150.0), "€", complete=False)
+    assert by_hour.layout.title.text == "So far: 4 × H200, €30.00 an hour: 50 tokens/s of a user"
+    assert list(by_hour.data[0].y) == [30.0, 30.0] and by_hour.layout.yaxis.title.text == "price an hour"
+
+
+def test_the_parts_of_a_token_follow_one_another_and_small_ones_are_one() -> None:
+    figure = sizing_charts.parts(deployed("H200", 0.02, 1.0))
+    assert figure.layout.title.text == "Attention: 70 % of the 20 ms of a token"
+    ends = [(trace.base[0], trace.base[0] + trace.x[0]) for trace in figure.data]
+    assert ends == [pytest.approx(pair) for pair in [(0, 14), (14, 19), (19, 19.9), (19.9, 20), (0, 20)]]
+    names = [note.text for note in figure.layout.annotations][::2]
+    assert names == ["attention", "experts", "layers", "others", "a token"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from engine.catalogue import gpu_types
-from engine.compare.trust.whole_steps import known_model
+from engine.compare.trust.whole_steps import known_model, measured_steps
 from engine.errors import InputError
 from engine.serving.deployment import Demand, Deployment, Ranks
 from engine.serving.forecast import fitted, forecast
@@ -144,6 +144,36 @@ def test_points_of_deepseek_r1_by_hand():
     assert {("H100", "memory"), ("H200", "token"), ("GB200", "prompts"), ("GB200", "not measured")} <= reasons
     assert not [point for point in found.points if point.deployment.gpu == "H100"]
     assert any("has the sizes of deepseek-ai/DeepSeek-V3" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(("gpu", "precision", "most"), [("H200", "fp8", 80), ("B200", "fp4", 64)])
+def test_the_front_is_not_far_below_the_best_that_was_measured(gpu, precision, most):
+    """At the speed of each measured deployment that no other beats, the front has as many tokens/s a GPU or nearly so: the
+    search leaves out no division that engines are better with."""
+    pytest.importorskip("aiconfigurator_core")
+    checkpoint = "deepseek-ai/DeepSeek-V3"
+    model, sizes = known_model(checkpoint)
+    measured = []
+    for step in measured_steps():
+        of, demand = step.deployment, step.demand
+        alike = (of.checkpoint, of.gpu, of.precision, demand.output) == (checkpoint, gpu, precision, 1024)
+        if alike and demand.prompt == 1024 and of.gpus <= most:
+            seconds = step.first_token + (demand.output - 1) * step.token
+            measured.append((1 / step.token, demand.users * demand.output / seconds / of.gpus))
+    best = [one for one in measured if not any(other[0] > one[0] and other[1] > one[1] for other in measured)]
+    asked = question(
+        model=model,
+        sizes=sizes,
+        checkpoint=checkpoint,
+        prompt=1024,
+        output=1024,
+        prices={gpu: 1.0},
+        most=most,
+        formats=[precision],
+    )
+    front = [(1 / point.token, point.rate / point.gpus) for point in answer(asked).points]
+    ratios = [max(made for at, made in front if at >= speed) / reached for speed, reached in best]
+    assert len(ratios) >= 8 and min(ratios) > 0.85
 
 
 def test_what_is_left_out_and_why():
