@@ -196,7 +196,7 @@ def growth(stack: Stack, factors: Floats) -> tuple[Floats, Floats]:
 
 
 def _apart(factors: Floats) -> list[Floats]:
-    """Factors of the parts of a decode step, of a prompt, and of the time to the first token beside it."""
+    """Factors of the parts of a decode step, of a prompt, and of the rest of the time to the first token."""
     return np.split(factors, np.cumsum((len(DECODE), len(PROMPT))), axis=1)
 
 
