@@ -15,7 +15,7 @@ from engine.units import bandwidth, digits, share, signed
 
 HEIGHT = 460
 COLOURS = (theme.TEAL, theme.KIND_COLOURS["dispatch"], theme.KIND_COLOURS["dense"], theme.KIND_COLOURS["aggregate"])
-SYMBOLS = ("circle", "diamond", "square", "cross")
+SYMBOLS = ("circle", "diamond", "square", "cross", "triangle-up")
 OLD = "without knowing how tokens travel"
 
 

@@ -7,8 +7,7 @@ import streamlit as st
 from app import failing, kept, tables, uploads, widgets
 from app.charts import engines as charts
 from app.tables import plain
-from engine.compare.trust.whole_steps import SPLITS, Predicted, errors_by, is_fitted, measured_steps, predicted
-from engine.compare.trust.why_off import explanations
+from engine.compare.trust.whole_steps import SPLITS, Predicted, errors_by, explanations, is_fitted, measured_steps, predicted
 from engine.errors import InputError
 from engine.formats.measured.serving_rows import Refused, read_steps
 from engine.units import digits, seconds, share, signed

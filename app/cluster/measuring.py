@@ -13,7 +13,7 @@ from app.visitor import people
 from engine import catalogue, store, units
 from engine.catalogue.links import type_of
 from engine.cluster import Cluster
-from engine.compare.trust import SECTIONS, Prediction, summaries
+from engine.compare.trust import ENGINES, SECTIONS, Prediction, summaries
 from engine.compare.trust.deepep import OLD_PRICING
 from engine.costs import CostModel, Datasheet, Profiled, choice, combine
 from engine.costs.device_profile import DeviceProfile
@@ -240,7 +240,7 @@ def show_pairs() -> None:
 def show_trust() -> None:
     """A chart and a table, once they are asked for: they take some seconds."""
     st.caption(
-        "Predictions beside public measurements of real machines. Fitted models use every other point; errors are on the rest."
+        "Predictions beside public measurements of real machines. Fitted models use half of the points; errors are on the rest."
     )
     if not kept.toggle("Compare predictions with measurements", key="trust-shown"):
         return
@@ -252,6 +252,7 @@ def show_trust() -> None:
     held_out = {
         name: [point for point in points if not point.fitted and not point.of.endswith(OLD_PRICING)]
         for name, points in sections.items()
+        if name != ENGINES  # with a chart of their own, by GPU type
     }
     old = [point for points in sections.values() for point in points if point.of.endswith(OLD_PRICING)]
     errors = [abs(point.error) for points in held_out.values() for point in points]

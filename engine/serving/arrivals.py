@@ -7,12 +7,13 @@ fewest.
 """
 
 import heapq
+from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from engine.errors import InputError
+from engine.errors import InputError, StoppedError
 from engine.model import MoEModel
 from engine.result import Floats, Ints, Stop, never
 from engine.serving.deployment import Demand, Deployment
@@ -70,7 +71,7 @@ def serve_arrivals(
     factors: Factors | None = None,
     stop: Stop = never,
 ) -> Served:
-    """Simulate the requests. Raises InputError as `forecast` does, and once it was stopped.
+    """Simulate the requests. Raises InputError as `forecast` does, and StoppedError once it was stopped.
 
     model, sizes: of the deployment's checkpoint
     factors: None: those that come with Switchyard
@@ -88,7 +89,7 @@ def serve_arrivals(
     servers = [_Server(steps, deployment.decode.data, deployment.prefill is None) for _ in range(deployment.decode.servers)]
     for number, at in enumerate(order):
         if number % 256 == 0 and stop():
-            raise InputError("stopped before all requests were served")
+            raise StoppedError("stopped before all requests were served")
         for server in servers:
             server.run(until=ready[at])
         min(servers, key=lambda server: server.load).queue.append((int(at), float(ready[at]), requests))
@@ -167,7 +168,7 @@ class _Server:
     def __init__(self, steps: _Steps, replicas: int, prompts: bool) -> None:
         self.steps, self.replicas, self.prompts = steps, replicas, prompts
         self.now, self.passed = 0.0, 0
-        self.queue: list[tuple[int, float, Requests]] = []
+        self.queue: deque[tuple[int, float, Requests]] = deque()
         self.running: list[tuple[int, int]] = []  # (step at which it ends, request), a heap
         self.done: dict[int, tuple[float, float]] = {}
 
@@ -206,7 +207,7 @@ class _Server:
         free = min(self.steps.most - len(self.running), self.replicas if self.prompts else self.steps.most)
         joining = []
         while self.queue and len(joining) < free and self.queue[0][1] <= self.now:
-            joining.append(self.queue.pop(0))
+            joining.append(self.queue.popleft())
             at, _, requests = joining[-1]
             heapq.heappush(self.running, (self.passed + int(requests.output[at]), at))
         return joining

@@ -26,7 +26,7 @@ from engine.serving.sizes import TransformerSizes
 
 HOST, PER_TOKEN, FRONT_END = 1e-3, 1e-6, 1e-2
 """Seconds of the host for every user, of a prompt's token and of a request: round numbers that factors multiply."""
-KIND = np.array([FACTORS.index(kind) for kind in PARTS.values()])
+KIND_OF_PART = np.array([FACTORS.index(kind) for kind in PARTS.values()])
 """int64[part]: the place of its factor."""
 
 
@@ -59,7 +59,7 @@ class Factors(Frozen):
         """float64[part]: the factor of every part."""
         whole = np.array([self.parts[part] for part in PARTS])
         for name in groups_of(deployment):
-            whole = whole * np.array(self.kinds.get(name, (1.0,) * len(FACTORS)))[KIND]
+            whole = whole * np.array(self.kinds.get(name, (1.0,) * len(FACTORS)))[KIND_OF_PART]
         return whole
 
     def margin(self, deployment: Deployment) -> float:
@@ -113,10 +113,17 @@ def machine_of(gpu: str, precision: Precision, model: MoEModel, sizes: Transform
 
 
 def work(deployment: Deployment, demand: Demand, model: MoEModel, sizes: TransformerSizes) -> Work:
-    """The parts of a deployment. Raises InputError for a GPU type that is not known, and one without links to others."""
+    """The parts of a deployment. Raises InputError for a GPU type that is not known, for one without links to others, and for
+    servers without room for a sequence on every replica of attention."""
     on = machine_of(deployment.gpu, deployment.precision, model, sizes)
     if deployment.gpu not in links_of_types() and max(deployment.decode.gpus, deployment.prompts.gpus) > 1:
         raise InputError(f"servers of several {deployment.gpu} need links between them, and none are known")
+    for ranks in (deployment.decode, deployment.prompts):
+        if on.most_sequences(ranks, demand) < ranks.data:
+            raise InputError(
+                f"{ranks.gpus} {deployment.gpu} have no room for {model.name} in {deployment.precision} and one sequence of "
+                f"{demand.prompt + demand.output:,} tokens on each replica of attention"
+            )
     return work_of(deployment, demand, on)
 
 

@@ -23,7 +23,7 @@ FOUR_BITS = ("B200", "B300", "GB200", "GB300", "RTX-PRO")
 HEAD_BYTES = ACTIVATION_BYTES = 2
 KV_BYTES = 1
 ROOM = 0.97
-"""Share of the memory for weights, keys and values: engines were measured with more than a tenth less than all of it in use."""
+"""Share of the memory for weights, keys and values: steps were measured that need more than nine tenths of it."""
 
 DECODE = {
     "experts": "weights",

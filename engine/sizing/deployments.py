@@ -16,7 +16,7 @@ from engine.catalogue import node_types
 from engine.catalogue.packaged import USE, every_gpu_type, links_of_types, machine_gpus
 from engine.compare.trust.whole_steps import OTHER_FORMAT, known_model
 from engine.errors import InputError
-from engine.formats.measured.serving_rows import GPUS, PRECISIONS
+from engine.formats.measured.serving_rows import PRECISIONS, gpu_type_of
 from engine.formats.packaged import is_packaged
 from engine.model import MoEModel
 from engine.schema import Frozen
@@ -69,12 +69,10 @@ class Question(Frozen):
     @field_validator("prices")
     @classmethod
     def _known(cls, prices: dict[str, float]) -> dict[str, float]:
-        types = every_gpu_type()
-        named = {kind.lower(): kind for kind in types} | {name: kind for name, kind in GPUS.items() if kind in types}
         found: dict[str, float] = {}
         for name, price in prices.items():
-            if (kind := named.get(name.strip().lower())) is None:
-                raise ValueError(f"no GPU type '{name}'; known are {', '.join(types)}")
+            if (kind := gpu_type_of(name)) is None:
+                raise ValueError(f"no GPU type '{name}'; known are {', '.join(every_gpu_type())}")
             if kind in found:
                 raise ValueError(f"{kind} has two prices; give it one")
             if not 0 < price <= 1e9:

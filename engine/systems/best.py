@@ -369,12 +369,22 @@ def _slower(problem: Problem, single: Candidate, over: Stop) -> float:
     ratios = [1.0]
     for parts in _folds(problem.workload):
         with contextlib.suppress(InputError, StoppedError):
-            seen, unseen = (
-                problem.with_workload(part.part(np.resize(np.arange(part.tokens), problem.workload.tokens))) for part in parts
-            )
+            seen, unseen = (problem.with_workload(_as_long(part, problem.workload)) for part in parts)
             plan = single.again(replace(seen, others=()), over).plan("trial", Provenance(optimiser=""), problem.travel)
             ratios.append(simulate(plan, unseen, over).total / simulate(plan, seen, over).total)
     return float(np.mean(ratios[1:] or ratios))
+
+
+def _as_long(part: Workload, whole: Workload) -> Workload:
+    """A part of a recording with as many tokens as all of it: its own over and over, or its loads at that size."""
+    if isinstance(part, RoutingTrace):
+        longer = part.part(np.resize(np.arange(part.tokens), whole.tokens))
+        if longer.sequence is None:
+            return longer
+        # Each time over they are other sequences, which start on other GPUs.
+        turn = np.arange(whole.tokens) // part.tokens * (int(part.sequence.max()) + 1)
+        return replace(longer, sequence=(longer.sequence + turn).astype(np.int32))
+    return replace(part, load=part.load * (whole.load.sum() / part.load.sum()))
 
 
 def _placements(

@@ -1,5 +1,6 @@
 """Whole steps of serving engines, ours and aiconfigurator's, on the same measured rows that nothing was fitted to:
-`python -m tests.benchmarks.bench_whole_steps [ROWS] [--theirs FOLDER]`.
+`python -m tests.benchmarks.bench_whole_steps [ROWS] [--theirs FOLDER]`; with `--fit` the factors of ours
+are made anew.
 
 ROWS (200) are evenly spaced over the half that was held out. The EP32 rows of DeepSeek-R1 on GB200 and GB300 come on top, ours
 by factors that were fitted without that deployment. Theirs is `cli_estimate` of the pinned package in an environment of its
@@ -25,8 +26,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from engine import serving
 from engine.catalogue.packaged import installed_folder
-from engine.compare.trust.whole_steps import fit, is_fitted, known_model, measured_steps, table_of
+from engine.compare.trust.whole_steps import fit, fit_with_margins, is_fitted, known_model, measured_steps, table_of
 from engine.serving.deployment import MeasuredStep
 from engine.serving.forecast import Factors, fitted, forecast
 from tests.benchmarks.shared import columns
@@ -102,7 +104,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("rows", nargs="?", type=int, default=200)
     parser.add_argument("--theirs", type=Path, help="folder of the environment that aiconfigurator is in, or comes into")
+    parser.add_argument("--fit", action="store_true", help="write the factors that come with Switchyard anew, and end")
     options = parser.parse_args()
+    if options.fit:
+        factors = Path(serving.__file__).parent / "factors.json"
+        factors.write_text(fit_with_margins().to_json() + "\n", encoding="utf-8")
+        return
     held = [step for step in measured_steps() if not is_fitted(step.id)]
     places = np.unique(np.linspace(0, len(held) - 1, min(options.rows, len(held))).round().astype(int))
     chosen, wide = [held[place] for place in places], [step for step in measured_steps() if is_wide(step)]

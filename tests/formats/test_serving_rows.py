@@ -12,7 +12,9 @@ from engine.formats.measured.serving_rows import is_trusted, read_steps
 from engine.serving.deployment import Ranks
 
 HEAD = "id,backend,backend_version,model_path,system,precision,mode,isl,osl,tp_size,attention_dp_size,moe_tp_size,moe_ep_size,"
-HEAD += "concurrency,silicon_ttft_ms,silicon_tpot_ms,decode_tp_size,decode_moe_ep_size,prefill_tp_size,silicon_data_source"
+HEAD += (
+    "concurrency,accepted,silicon_ttft_ms,silicon_tpot_ms,decode_tp_size,decode_moe_ep_size,prefill_tp_size,silicon_data_source"
+)
 USUAL = {
     **{"id": "a", "backend": "sglang", "backend_version": "0.5.9", "model_path": "deepseek-ai/DeepSeek-V3", "system": "H200"},
     **{"precision": "fp8", "mode": "agg", "isl": 1024, "osl": 1024, "tp_size": 8, "attention_dp_size": 1, "moe_tp_size": 8},
@@ -63,6 +65,8 @@ def test_twelve_rows_of_a_person(tmp_path, capsys):
         ({"tp_size": 2.5}, "column 'tp_size' is '2.5', not a whole number of 1 or more"),
         ({"tp_size": ""}, "a value in column 'tp_size' is needed"),
         ({"concurrency": ""}, "how many users asked is not told"),
+        ({"precision": ""}, "a value in column 'precision' is needed: the number format of the weights"),
+        ({"accepted": "some"}, "column 'accepted' is 'some', not a number of tokens that speculation adds"),
         ({"precision": "fp3"}, "precision 'fp3'; known are bf16"),
         ({"mode": "both"}, "mode 'both'; known are agg and disagg"),
         ({"mode": "disagg"}, "a value in column 'decode_tp_size' is needed"),
@@ -87,6 +91,50 @@ def test_rows_that_cannot_be_are_left_out_with_a_reason(row, says, tmp_path):
 def test_tables_with_wrong_columns_or_without_rows(head, says, tmp_path):
     with pytest.raises(InputError, match=says):
         read_steps(table(tmp_path, *([] if head is HEAD else [{}]), head=head))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.csv", b"\x00\xff\xfe", "damaged or not"),
+        ("a.csv", b'backend,model_path,system,mode,isl,osl,tp_size\n"not closed', "damaged or not"),
+        ("a.json", b"[1", "not valid JSON"),
+        ("a.json", b"[1]", "is no list of results"),
+    ],
+)
+def test_damaged_files_are_refused_in_a_line(name, content, says, tmp_path, capsys):
+    (tmp_path / name).write_bytes(content)
+    assert main(["predict", str(tmp_path / name)]) == 2 and says in capsys.readouterr().err
+    assert main(["predict", str(tmp_path / "none.csv")]) == 2 and "there is no such file" in capsys.readouterr().err
+
+
+def test_rows_of_one_id_and_machines_too_small_for_the_weights(tmp_path, capsys):
+    pytest.importorskip("aiconfigurator_core")
+    rows = ({"concurrency": 8}, {"concurrency": 64}, {"id": "wide", "precision": "bf16"})
+    path = table(tmp_path, *rows)
+    assert main(["predict", str(path)]) == 0
+    told = capsys.readouterr().out
+    assert "of 2 inside the interval" in told and "wide: 8 H200 have no room for DeepSeek-V3 in bf16" in told
+
+
+def test_speculation_that_says_how_much_was_taken(tmp_path, capsys):
+    pytest.importorskip("aiconfigurator_core")
+    path = table(tmp_path, {}, {"id": "drafts", "accepted": 0.8})
+    plain, drafts = read_steps(path)[0]
+    assert (plain.demand.accepted, drafts.demand.accepted) == (0.0, 0.8)
+    assert main(["predict", str(path), "--json"]) == 0
+    plain, drafts = (row["tpot"] for row in json.loads(capsys.readouterr().out))
+    assert plain / 1.8 < drafts < plain
+    assert main(["predict", str(path), "--rate", "1"]) == 2 and "without speculation" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("system", "gpu"), [("a100_sxm", "A100-80"), ("h200_sxm", "H200"), ("B300", "B300-SXM"), ("gb200", "GB200")]
+)
+def test_names_of_machines(system, gpu, tmp_path):
+    pytest.importorskip("aiconfigurator_core")
+    (step,), _ = read_steps(table(tmp_path, {"system": system}))
+    assert step.deployment.gpu == gpu
 
 
 def test_two_sets_of_servers_and_users_told_by_the_source(tmp_path):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.cli import main
-from engine.errors import InputError
+from engine.errors import InputError, StoppedError
 from engine.formats.measured.request_traces import read_requests
 from engine.serving.arrivals import Requests, at_random, serve_arrivals
 from engine.serving.deployment import Demand, Deployment, Ranks
@@ -93,12 +93,18 @@ def test_traces_are_read_in_order_of_time(name, text, tmp_path):
         ("a.jsonl", MOONCAKE.replace("10", "0"), "at least one token"),
         ("a.csv", "time,in\n1,2\n", "the columns timestamp, input_length, output_length are missing"),
         ("a.csv", "timestamp,input_length,output_length\n1,x,3\n", "line 2: needs the numbers"),
+        ("a.csv", 'timestamp,input_length,output_length\n"1', "damaged or not"),
     ],
 )
 def test_other_files_are_refused_in_a_line(name, text, says, tmp_path):
     (tmp_path / name).write_text(text)
     with pytest.raises(InputError, match=says):
         read_requests(tmp_path / name)
+
+
+def test_a_stop_is_heard():
+    with pytest.raises(StoppedError):
+        serve_arrivals(at_random(1, 10, 1000, 20), TOGETHER, MODEL, SIZES, stop=lambda: True)
 
 
 def test_the_command(capsys, tmp_path):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from engine.catalogue import gpu_types
 from engine.cli import main
 from engine.compare.trust import whole_steps
-from engine.compare.trust.why_off import explanations, seconds_of_kinds
+from engine.compare.trust.whole_steps import explanations, seconds_of_kinds
 from engine.errors import InputError
 from engine.serving.deployment import Demand, Deployment, Ranks
 from engine.serving.forecast import Stack, fitted, forecast, groups_of, growth, times, work

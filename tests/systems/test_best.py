@@ -2,6 +2,8 @@
 
 import time
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -117,6 +119,25 @@ def test_a_search_that_loses_more_on_unseen_parts_is_not_followed(monkeypatch):
         plans.append((outcome.notes["found by"].value, *(simulate(outcome.result.solution, on).total for on in (seen, unseen))))
     (ours, *careful), (other, *careless) = plans
     assert (ours, other) == ("ExFlow", "the search") and careful[0] > careless[0] and careful[1] < careless[1]
+
+
+@pytest.mark.parametrize("loads", [False, True])
+def test_a_plan_loses_on_unseen_parts_as_much_as_they_differ(loads):
+    """Four equal quarters lose nothing; where each has popular experts of its own, a plan for three of them is slower on the
+    fourth."""
+    eplb = partial(best._again, SYSTEMS["eplb"], SYSTEMS["eplb"].options(redundant=1))
+    ratios = []
+    for shift in (0, 3):
+        popular = np.sort(np.random.default_rng(0).exponential(500.0, 12)).round() + 1
+        steps = np.stack([np.roll(popular, shift * step) for step in range(4)])[:, None]
+        workload = ExpertLoad("loads", steps.sum(axis=0), (0,), by_step=steps)
+        if not loads:
+            experts = np.concatenate([np.repeat(np.arange(12), step[0].astype(int)) for step in steps])
+            sequence = np.repeat(np.arange(4), int(popular.sum()))
+            workload = RoutingTrace("tokens", experts[:, None, None].astype(np.int16), 12, sequence=sequence.astype(np.int32))
+        problem = problem_of(workload, in_nodes(4, 2, 8e6))
+        ratios.append(best._slower(problem, SimpleNamespace(again=eplb), lambda: False))
+    assert ratios[0] == pytest.approx(1, abs=0.02) and ratios[1] > 1.1
 
 
 def test_all_recordings_count_alike(monkeypatch):

@@ -8,13 +8,14 @@ from engine.compare.trust.prediction import Prediction, summaries
 from engine.compare.trust.serving import serving, skewed_experts
 from engine.compare.trust.whole_steps import engine_steps
 
+ENGINES = "steps of engines"
 SECTIONS: dict[str, Callable[[], Iterator[Prediction]]] = {
     "DeepEP's dispatch and combine": deepep,
     "NCCL's collectives": nccl,
     "TensorRT-LLM's all-to-all": nvlink_exchanges,
     "experts under power laws": skewed_experts,
     "whole steps": serving,
-    "steps of engines": engine_steps,
+    ENGINES: engine_steps,
 }
 """The sections, by the predicted quantity."""
 

@@ -2,7 +2,7 @@
 aiconfigurator-core brings along, and held against the other half.
 
 The halves are of settings: fitted are those whose id, without its number of users, has a SHA-256 with an odd first byte. So no
-setting is fitted at some numbers of users and judged at others.
+setting is fitted at some numbers of users and judged at others. `tests.benchmarks.bench_whole_steps --fit` fits anew.
 """
 
 import contextlib
@@ -19,17 +19,29 @@ import pandas as pd
 from engine.catalogue.packaged import PACKAGE, installed_folder
 from engine.compare.trust.prediction import Prediction
 from engine.errors import InputError
-from engine.formats import read_model, read_sizes
+from engine.formats import read_sizes
 from engine.formats.measured.serving_rows import is_trusted, read_steps
-from engine.formats.packaged import packaged_config
+from engine.formats.packaged import packaged_config, packaged_model
 from engine.model import MoEModel
 from engine.result import Floats, Ints
 from engine.serving.deployment import MeasuredStep
-from engine.serving.forecast import KIND as KIND_OF_PART
-from engine.serving.forecast import Factors, Forecast, Margins, Stack, forecast, groups_of, growth, times, work
+from engine.serving.forecast import (
+    KIND_OF_PART,
+    Factors,
+    Forecast,
+    Margins,
+    Stack,
+    fitted,
+    forecast,
+    groups_of,
+    growth,
+    times,
+    work,
+)
 from engine.serving.parts import FACTORS, PARTS
 from engine.serving.sizes import TransformerSizes
 
+Sizes = tuple[MoEModel, TransformerSizes]
 OTHER_FORMAT = re.compile(r"-(?:NV)?(?:FP4|FP8|BF16|AWQ|GPTQ|INT4)$", re.IGNORECASE)
 USERS = re.compile(r"_c\d+(?=_|$)")
 FIRST_TOKEN_WEIGHT, NEAR_ONE, NEAR_ALL = 0.6, 0.05, 0.8
@@ -46,7 +58,7 @@ def is_fitted(id: str) -> bool:
 
 
 @lru_cache
-def known_model(checkpoint: str) -> tuple[MoEModel, TransformerSizes]:
+def known_model(checkpoint: str) -> Sizes:
     """A packaged model and its other sizes; one with the same weights in another number format, or of another owner on the Hub,
     counts as the same. Raises InputError for one that the package lacks."""
     plain = OTHER_FORMAT.sub("", checkpoint)
@@ -57,7 +69,7 @@ def known_model(checkpoint: str) -> tuple[MoEModel, TransformerSizes]:
             break
     else:
         raise InputError(f"no packaged model is called {checkpoint}; name its config.json with --config")
-    return read_model(config), read_sizes(config)
+    return packaged_model(name), read_sizes(config)
 
 
 @lru_cache
@@ -83,10 +95,18 @@ class Predicted(NamedTuple):
         """The same of the first token."""
         return None if self.step.first_token is None else self.forecast.first_token / self.step.first_token - 1
 
+    @property
+    def inside(self) -> bool:
+        """True if the measured time per token lies in the interval."""
+        return self.step.token is not None and self.forecast.low <= self.step.token <= self.forecast.high
 
-def predicted(step: MeasuredStep) -> Predicted:
-    """A packaged model's step. Raises InputError for another model, and where `forecast` does."""
-    return Predicted(step, forecast(step.deployment, step.demand, *known_model(step.deployment.checkpoint)))
+
+def predicted(step: MeasuredStep, own: Sizes | None = None) -> Predicted:
+    """A step's prediction. Raises InputError for a model that is not packaged, and where `forecast` does.
+
+    own: a model in place of the packaged one
+    """
+    return Predicted(step, forecast(step.deployment, step.demand, *(own or known_model(step.deployment.checkpoint))))
 
 
 SPLITS: dict[str, Callable[[MeasuredStep], str]] = {
@@ -120,7 +140,7 @@ def errors_by(rows: Sequence[Predicted], split: str) -> pd.DataFrame:
             split: [SPLITS[split](row.step) for row in measured],
             "token": [abs(row.error) for row in measured],
             "first_token": [np.nan if row.first_error is None else abs(row.first_error) for row in measured],
-            "inside": [row.forecast.low <= row.step.token <= row.forecast.high for row in measured],
+            "inside": [row.inside for row in measured],
         }
     )
     parts = {"steps": ("token", "size"), "token": ("token", "median"), "token_mean": ("token", "mean")}
@@ -142,14 +162,14 @@ def engine_steps() -> Iterator[Prediction]:
         found = predicted(step).forecast
         gpus = f"{deployment.gpus} GPUs" if deployment.gpus > 1 else "1 GPU"
         setting = f"{step.id}: {gpus}, {demand.users:,} users, {demand.prompt} in, {demand.output} out"
-        fitted = is_fitted(step.id)
+        was_fitted = is_fitted(step.id)
         for of, measured, ours in (
             ("a token", step.token, found.token),
             ("the first token", step.first_token, found.first_token),
         ):
             if measured is not None:
                 name = f"{of}, {deployment.engine}"
-                yield Prediction(name, deployment.gpu, 1, setting, measured, ours, fitted)
+                yield Prediction(name, deployment.gpu, 1, setting, measured, ours, was_fitted)
 
 
 class Table(NamedTuple):
@@ -267,3 +287,42 @@ def leave_one_out() -> pd.DataFrame:
             row = {"left_out": value, "steps": len(off), "token": np.median(token), "token_mean": token.mean()}
             found.append(row | {"first_token": np.median(np.abs(first))})
     return pd.DataFrame(found)
+
+
+class Explanation(NamedTuple):
+    """One kind of work that alone would explain the difference.
+
+    seconds: predicted of it for a token
+    times: so many times as long it would take
+    usual: engines, GPUs and versions differ in it by this factor, as the fit has it
+    """
+
+    kind: str
+    seconds: float
+    times: float
+    usual: float
+
+
+def seconds_of_kinds(forecast: Forecast) -> dict[str, float]:
+    """Predicted seconds of a token by kind of work."""
+    spent: dict[str, float] = {}
+    for part, seconds in forecast.parts.items():
+        spent[PARTS[part]] = spent.get(PARTS[part], 0.0) + seconds
+    return spent
+
+
+def explanations(forecast: Forecast, token: float, factors: Factors | None = None) -> list[Explanation]:
+    """The kinds of work that could explain a measured token; those that would have to change least against how much they
+    usually differ come first. A kind that takes less than the difference cannot explain a faster one, and is left out.
+
+    token: seconds measured
+    factors: those of the forecast; None: those that come with Switchyard
+    """
+    logarithms = np.log(np.array(list((factors or fitted()).kinds.values())))
+    usual = dict(zip(FACTORS, np.exp(np.sqrt((logarithms**2).mean(axis=0))).tolist(), strict=True))
+    found = []
+    for kind, seconds in seconds_of_kinds(forecast).items():
+        needed = seconds + token - forecast.token
+        if needed > 0:
+            found.append(Explanation(kind, seconds, needed / seconds, usual[kind]))
+    return sorted(found, key=lambda each: abs(np.log(each.times)) / max(np.log(each.usual), 1e-3))

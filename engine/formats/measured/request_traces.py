@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.formats.source import fault, quoted
+from engine.formats.source import check_there, fault, one_clear_line, quoted
 from engine.serving.arrivals import MOST_REQUESTS, Requests
 
 COLUMNS = ("timestamp", "input_length", "output_length")
@@ -19,7 +19,12 @@ COLUMNS = ("timestamp", "input_length", "output_length")
 
 def read_requests(path: Path) -> Requests:
     """The requests of a trace, by time, the first at 0. Raises InputError."""
-    lines = path.suffix.lower() in (".jsonl", ".json")
+    with one_clear_line(path):
+        check_there(path)
+        return _read(path, path.suffix.lower() in (".jsonl", ".json"))
+
+
+def _read(path: Path, lines: bool) -> Requests:
     rows = []
     for place, row in _of_lines(path) if lines else _of_table(path):
         try:

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import pydantic
 
-from engine.catalogue.packaged import machine_gpus
-from engine.costs.silicon import MACHINES
+from engine.catalogue.packaged import every_gpu_type, machine_gpus, system_of
+from engine.costs.silicon import folder_of
 from engine.errors import InputError
 from engine.formats.format import Format, Glance
-from engine.formats.source import fault, ok, quoted, read_json, warning
+from engine.formats.source import check_there, fault, ok, one_clear_line, quoted, read_json, warning
 from engine.serving.deployment import BYTES_PER_WEIGHT, Demand, Deployment, MeasuredStep, Ranks
 from engine.workload import Finding
 
@@ -31,9 +31,6 @@ MILLISECONDS: dict[str, tuple[float, float]] = {TOKEN: (0.5, 1e4), FIRST_TOKEN: 
 """Least and most that any engine takes; less is seconds."""
 PRECISIONS = {"fp16": "bf16", "bfloat16": "bf16", "fp8_block": "fp8", "nvfp4": "fp4", "mxfp4": "fp4", "int4_wo": "int4"}
 """Other names of number formats."""
-GPUS = {"h100": "H100", "h200": "H200", "b200": "B200", "b300": "B300-SXM", "gb200": "GB200", "gb300": "GB300"}
-GPUS |= {machine.folder: kind for kind, machine in reversed(MACHINES.items())} | {"b300_sxm": "B300-SXM"}
-"""GPU types by the names of machines."""
 
 
 MOST_REASONS = 20
@@ -50,12 +47,14 @@ class Refused(NamedTuple):
 def read_steps(path: Path) -> tuple[list[MeasuredStep], list[Refused]]:
     """The measured steps of a file, and the rows that are left out, in the file's order. Raises InputError for a file without
     such rows or columns."""
-    rows = _of_json(path) if path.suffix.lower() == ".json" else _of_table(path)
     steps, refused = [], []
+    with one_clear_line(path):
+        check_there(path)
+        rows = list(_of_json(path) if path.suffix.lower() == ".json" else _of_table(path))
     for place, number, row in rows:
         id = _text(row, "id") or f"row {number}"
         try:
-            steps.append(_step(id, row))
+            steps.append(_step(id, _as_row(row) if "hw" in row else row))
         except InputError as error:
             refused.append(Refused(id, place, str(error)))
         except pydantic.ValidationError as error:
@@ -104,7 +103,7 @@ def _of_json(path: Path) -> Iterator[tuple[str, int, dict[str, Any]]]:
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict) or not {"hw", "framework", "model", "tp"} <= set(row):
             raise fault(path, "is no list of results with hw, framework, model, tp, conc, isl and osl", f"result {number}")
-        yield f"result {number}", number, _as_row(row)
+        yield f"result {number}", number, row
 
 
 def _as_row(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,6 +121,7 @@ def _as_row(result: Mapping[str, Any]) -> dict[str, Any]:
         "system": re.split(r"[-_ ]", str(result["hw"]).lower())[0],
         "mode": "disagg" if str(result.get("disagg")).lower() == "true" else "agg",
         "speculates": speculates,
+        "accepted": result.get("accepted"),
         "precision": result.get("precision"),
         "isl": result.get("isl"),
         "osl": result.get("osl"),
@@ -138,13 +138,15 @@ def _step(id: str, row: Mapping[str, Any]) -> MeasuredStep:
     """A row. Raises InputError, or pydantic's ValidationError, for one that cannot be."""
     source, engine = _text(row, "silicon_data_source"), _text(row, "backend")
     named = _text(row, "system")
-    kind = GPUS.get(named.lower(), named)
-    precision = (_text(row, "precision") or _text(row, "moe_quant_mode") or "bf16").lower()
-    precision = PRECISIONS.get(precision, precision)
+    kind = gpu_type_of(named) or named
+    told = (_text(row, "precision") or _text(row, "moe_quant_mode")).lower()
+    if not told:
+        raise InputError("a value in column 'precision' is needed: the number format of the weights")
+    precision = PRECISIONS.get(told, told)
     if precision not in BYTES_PER_WEIGHT:
         raise InputError(f"precision {quoted(precision)}; known are {', '.join((*BYTES_PER_WEIGHT, *PRECISIONS))}")
-    if row.get("speculates"):
-        raise InputError("the run speculated, and does not say how many tokens were taken")
+    if row.get("speculates") and not _text(row, "accepted"):
+        raise InputError("the run speculated, and does not say how many tokens it added to a step: 'accepted'")
     mode = _text(row, "mode").lower()
     if mode not in ("agg", "disagg"):
         raise InputError(f"mode {quoted(mode)}; known are agg and disagg")
@@ -155,14 +157,17 @@ def _step(id: str, row: Mapping[str, Any]) -> MeasuredStep:
             raise InputError(f"{decode.gpus} GPUs are more than the {machine} of one machine of {kind}")
     else:
         decode, prefill = _ranks(row, "decode_"), _ranks(row, "prefill_")
-    told = re.search(r"silicon_concurrency=(\d+)", source)
-    users = int(told[1]) if told else _count(row, "concurrency")
+    concurrency = re.search(r"silicon_concurrency=(\d+)", source)
+    users = int(concurrency[1]) if concurrency else _count(row, "concurrency")
     if users is None:
         batch = _count(row, "batch_size" if mode == "agg" else "decode_batch_size")
         if batch is None:
             raise InputError("how many users asked is not told: a column concurrency, or batch_size, is needed")
         users = batch * decode.data * decode.servers
-    demand = Demand(prompt=_needed(row, "isl"), output=_needed(row, "osl"), users=users)
+    accepted = _number(_text(row, "accepted") or "0")
+    if not accepted >= 0:
+        raise InputError(f"column 'accepted' is {quoted(_text(row, 'accepted'))}, not a number of tokens that speculation adds")
+    demand = Demand(prompt=_needed(row, "isl"), output=_needed(row, "osl"), users=users, accepted=accepted)
     deployment = Deployment(
         engine=engine,
         version=_text(row, "backend_version"),
@@ -174,6 +179,15 @@ def _step(id: str, row: Mapping[str, Any]) -> MeasuredStep:
     )
     times = {"first_token": _seconds(row, FIRST_TOKEN), "token": _seconds(row, TOKEN)}
     return MeasuredStep(id=id, deployment=deployment, demand=demand, source=source[:500], **times)
+
+
+def gpu_type_of(system: str) -> str | None:
+    """The GPU type of a name as people or the package write it, such as `h200_sxm` or `gb200`; None for no known one."""
+    name = system_of(system.strip())
+    for kind in every_gpu_type():
+        if name in (system_of(kind), system_of(kind).removesuffix("_sxm"), folder_of(kind)):
+            return kind
+    return None
 
 
 def _ranks(row: Mapping[str, Any], phase: str) -> Ranks:
