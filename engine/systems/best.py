@@ -51,6 +51,9 @@ with those without a fold; and for those without a fold again. The rest is for t
 NEAR, ALONE = 1.02, 2
 """Systems whose plans are so near the fastest one plan once more, each in so many times the time limit: by default as much as
 they have alone."""
+NOISE = 0.01
+"""A plan is preferred to that of the leading system, made in as much time as the system has alone, where it is faster by more
+than this share: less gets lost on traffic that nobody has planned for."""
 QUICK = ("linear", "round-robin")
 """Systems that plan in a moment: the first search begins at their plans."""
 MIXED = "the best layers of the other systems"
@@ -58,7 +61,8 @@ NO_PARTS = "one system's plan, as the recording has no parts to try a search on;
 NO_TIME = "one system's plan, as the time was over before a search had been tried on parts of the recording; give it more"
 FIRST_ALONE = "a first search gained on parts of the recording that it had not seen; the time was over before a further one"
 LOSES_MORE = "one system's plan, as a search's loses more on parts of the recording that it had not seen"
-NO_GAIN = "one system's plan, as a search gained nothing on parts of the recording that it had not seen"
+NO_GAIN = "one system's plan, as a search gained nothing on parts of the recording that it had not seen, or too little"
+TOO_LITTLE = f"one system's plan: another is faster by less than {NOISE:.0%}, which other traffic can undo"
 
 
 class BestOptions(Options):
@@ -138,7 +142,8 @@ def best(problem: Problem, options: BestOptions, stop: Stop, report: Report) -> 
     if any(each.step is not None for each in candidates):  # others cannot be served
         candidates = [each for each in candidates if each.step is not None]
     score = _score_on(problem, candidates)
-    single, found, slower = min(candidates, key=score), [], 1.0
+    single = _preferred(min(candidates, key=score), [each for each in candidates if each.longer is None], score)
+    found, slower = [], 1.0
     notes: Notes = {"best of the other systems": Note(f"{single.title}, {seconds(single.seconds)}")}
     if problem.judged_by is not None:
         alone = "the MoE layers alone, since none of the plans can be served"
@@ -171,9 +176,11 @@ def best(problem: Problem, options: BestOptions, stop: Stop, report: Report) -> 
         found += _in_every_order(found, problem, stop)
     if single.step is not None:
         found = [each for each in found if each.step is not None]
-    winner = min([single, *found], key=lambda each: score(each) * (1.0 if each is single else slower))
-    if winner is single and min(map(score, found), default=np.inf) < score(single):
-        notes["held out"] = Note(LOSES_MORE)
+    winner = _preferred(
+        min([single, *found], key=score), [single], lambda each: score(each) * (1.0 if each is single else slower)
+    )
+    if winner is single and (gain := 1 - min(map(score, found), default=np.inf) / score(single)) > 0:
+        notes["held out"] = Note(LOSES_MORE if gain > NOISE else TOO_LITTLE)
     total, draft = winner.timeline.total, winner.draft
     notes["found by"] = Note(winner.title)
     notes["against the best of the other systems"] = Note(single.seconds / winner.seconds if winner.seconds else 1.0, "×")
@@ -198,6 +205,12 @@ def compile_all(ranks_choose: bool) -> None:
     placement_search.compile_ahead(ranks_choose)
     for each in (compile_ahead, group_loads, rows, affinity, *((by_rank,) if ranks_choose else ())):
         each.compile_ahead()
+
+
+def _preferred(fastest: Candidate, usual: list[Candidate], score: Callable[[Candidate], float]) -> Candidate:
+    """The best of the usual plans, unless the fastest is better by more than noise."""
+    known = min(usual, key=score, default=fastest)
+    return fastest if score(fastest) < score(known) * (1 - NOISE) else known
 
 
 def _singles(
@@ -331,7 +344,8 @@ def _folds(workload: Workload) -> Iterator[tuple[Workload, Workload]]:
 class Trial(NamedTuple):
     """A search on parts of a recording.
 
-    gains: True if its plans are faster on the hidden folds than its rival's, on average; None: the recording has none
+    gains: True if its plans are faster on the hidden folds than its rival's, on average by more than the standard error of the
+        folds; None: the recording has none
     slower: seconds of its plans there over those on the folds that they were made from
     """
 
@@ -361,7 +375,8 @@ def _tried(layers: LayersOf, rival: Candidate, seed: int, work: float, over: Sto
         new = sum(Task(of, at.expert, at.place).seconds(of) for of, at in zip(known, tasks, strict=True))
         gains.append(old / new - 1 if new else 0.0)
         slower.append(new / (sum(task.seconds(task.layer) for task in tasks) or 1.0) if new else 1.0)
-    return Trial(bool(np.mean(gains) > 0) and not over(), float(np.mean(slower)))
+    certain = np.mean(gains) > np.std(gains, ddof=1) / len(gains) ** 0.5
+    return Trial(bool(certain) and not over(), float(np.mean(slower)))
 
 
 def _slower(problem: Problem, single: Candidate, over: Stop) -> float:
@@ -422,7 +437,8 @@ def _in_every_order(candidates: list[Candidate], problem: Problem, stop: Stop) -
             continue
         plan = each.draft.plan("trial", Provenance(optimiser=""), problem.travel)
         if bound_of_plan(plan, problem, loads=each.loads) < fastest * (1 - 1e-9):
-            ordered += _ordered(each.title, each.draft.placement, "best", problem, stop)
+            of_each = _ordered(each.title, each.draft.placement, "best", problem, stop)
+            ordered += [replace(of_it, longer=each.longer) for of_it in of_each]
             fastest = min(fastest, *(each.timeline.total for each in ordered))
     return ordered
 
