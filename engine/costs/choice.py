@@ -3,7 +3,7 @@ was started for, and the reasons for which a source cannot time the open cluster
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -11,12 +11,13 @@ from pydantic import Field
 from engine.cluster import Cluster
 from engine.costs.alpha_beta import AlphaBeta, CostProfile
 from engine.costs.base import CostModel, Datasheet, Derived
-from engine.costs.deepep import DeepEP
+from engine.costs.deepep import EXPERTS, WIDTH, DeepEP, travel_of
 from engine.costs.measured import MeasuredTimes
 from engine.costs.profiled import Profiled
 from engine.costs.silicon import Silicon
 from engine.errors import InputError
 from engine.model import MoEModel
+from engine.plan import Travel
 from engine.schema import Frozen
 from engine.workload import digest_of
 
@@ -116,6 +117,35 @@ def why_not(cost: CostModel, cluster: Cluster, model: MoEModel | None) -> str | 
     except InputError as error:
         return str(error)
     return None
+
+
+class Measured(NamedTuple):
+    """Times that were measured of a model's kernels, and how its tokens travel by them. words: both, for a person"""
+
+    cost: CostModel
+    travel: Travel
+    words: str
+
+
+def measured(cluster: Cluster, model: MoEModel) -> Measured | None:
+    """The measured tables of a model on a cluster; None: none are of both.
+
+    Models of DeepSeek-V3's sizes in fp8 travel by DeepEP's normal kernels, the best measured of all (docs/trust.md, exchanges
+    across nodes).
+    """
+    if (model.d_model, model.experts, model.dtype) != (WIDTH, EXPERTS, "fp8"):
+        return None
+    sources = {"network": DeepEP(), "computation": Silicon()}
+    try:
+        cost = combine(sources, cluster)
+    except InputError:
+        return None
+    if why_not(cost, cluster, model):
+        return None
+    travel = Travel(unit="node", combine=travel_of("node").combine)
+    return Measured(
+        cost, travel, "DeepEP's measured exchanges, 1.7 % off across nodes, and measured kernels; a row a node, bf16 back"
+    )
 
 
 def short(cost: dict) -> str:
