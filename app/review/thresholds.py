@@ -101,7 +101,7 @@ def as_text(criteria: Sequence[Criterion]) -> pd.DataFrame:
 def _value(criterion: Criterion) -> str:
     """The value of a criterion; a plan without replicas adds none, and a move may never pay."""
     if criterion.infinite:
-        return "none" if criterion.at_least else "never"
+        return "no replicas" if criterion.at_least else "never"
     if criterion.value is None:
         return "unknown"
     value, threshold = (_quantity_criteria(number, criterion.unit) for number in (criterion.value, criterion.threshold))

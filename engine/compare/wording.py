@@ -72,10 +72,11 @@ def _gain(evidence: Evidence, limits: Thresholds) -> str:
     low, high = evidence.interval(limits.confidence)
     parts = len(evidence.parts)
     where = f"{parts} held-out parts" if parts > 1 else f"{evidence.parts[0].part}, held out,"
-    return (
-        f"On {where} it is {ratio(1 + evidence.gain)} as fast as what is deployed: {signed(evidence.gain)} "
-        f"({share(limits.confidence)} interval {signed(low)} to {signed(high)})."
-    )
+    says = f"{share(limits.confidence)} interval {signed(low)} to {signed(high)}"
+    if evidence.spread is not None:  # parts differ by more than their tokens' noise
+        says = " to ".join(signed(gain) for gain in evidence.spread)
+    judged = f" Judged on {evidence.other_phase}, as nothing held out is of the step's phase." if evidence.other_phase else ""
+    return f"On {where} it is {ratio(1 + evidence.gain)} as fast as what is deployed: {signed(evidence.gain)} ({says}).{judged}"
 
 
 def _worst(evidence: Evidence, limits: Thresholds) -> list[str]:
