@@ -26,7 +26,7 @@ from tests.cases.sessions import JOB, open_plan
 
 pytestmark = pytest.mark.usefixtures("warm_python")
 
-STEP = ServingStep(phase="decode", sequences=20_000, context=10, output=10)
+STEP = ServingStep(phase="decode", sequences=4000, context=10, output=10)
 LAYERS, EXPERTS = 8, 16
 
 
@@ -70,7 +70,8 @@ def served(sample: AppTest, tmp_path: Path) -> AppTest:
     path.write_text(json.dumps(ALPHA))
     digests = {store.save_workload(each): each.name for each in RECORDINGS}
     values = {"workloads": digests, "workload": RECORDINGS[0].digest, "cluster": cluster.part(list(range(8)))}
-    values |= {"serving": STEP, "configs": {sample.session_state["model"].digest: store.save_config(path)}, "person": "Ana"}
+    model = sample.session_state["model"].digest
+    values |= {"serving": STEP, "servings": {model: STEP}, "configs": {model: store.save_config(path)}, "person": "Ana"}
     for name, value in values.items():
         sample.session_state[name] = value
     sample.plan = open_plan(sample, "eplb", {"redundant": 8}, JOB)
