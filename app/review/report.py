@@ -117,6 +117,7 @@ def judged(dossier: Dossier) -> dict[str, Any] | None:
         "at": moment(dossier.judged_at),
         "criteria": thresholds.as_text(verdict.criteria).to_dict("records"),
         "intervals": [interval(part.gain, part.error, verdict.confidence) for part in verdict.parts],
+        "spread": thresholds.spread(verdict) if verdict.parts else "",
         "break_even": break_even,
         "minutes": thresholds.minutes,
         "figure": chart(charts.gains(verdict)) if verdict.parts else None,

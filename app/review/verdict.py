@@ -182,21 +182,13 @@ def _say_what_differs(job: runner.Job, decided_by: Thresholds, kind: str, wanted
                 st.rerun()
 
 
-def _spread(verdict: Verdict) -> str:
-    """The gains of the parts, lowest to highest; of one part the interval that its tokens leave."""
-    if len(verdict.parts) > 1:
-        return f"{signed(verdict.gain_worst)} to {signed(verdict.gain_best)} on the held-out parts"
-    interval = f"{signed(verdict.gain_low)} to {signed(verdict.gain_high)}"
-    return f"{units.share(verdict.confidence)} interval {interval}, of the sampling of tokens in one recording"
-
-
 def _figures(verdict: Verdict) -> None:
     with st.container(horizontal=True, gap="medium"):
         if verdict.gain_held_out is not None:
             st.metric(
                 "Gain held out",
                 signed(verdict.gain_held_out),
-                help=f"{_spread(verdict)}, over {plain(verdict.deployed)}; errors of the simulated times are not in it",
+                help=f"{thresholds.spread(verdict)}, over {plain(verdict.deployed)}; without errors of the simulated times",
             )
         if verdict.parts:
             paid = verdict.break_even_steps is not None

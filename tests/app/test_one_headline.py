@@ -64,7 +64,7 @@ class Files:
 
 @pytest.fixture
 def served(sample: AppTest, tmp_path: Path) -> AppTest:
-    """A session whose goal is a decode step, with four recordings, and a plan made of the first."""
+    """A session with a decode step as its goal, four recordings, and a plan made of the first."""
     cluster = cluster_presets()["lancet-p3dn-2-nodes"].cluster
     path = tmp_path / "config.json"
     path.write_text(json.dumps(ALPHA))
