@@ -305,7 +305,7 @@ def test_the_figures_of_the_table_are_those_of_serve(sample: AppTest) -> None:
     assert plain(f"With balanced routing a step takes {seconds(ceiling)}: today's skew costs") in metric.proto.help
     assert "MoE layers" in pages.said(sample.caption) and not sample.error
     for page in ("what_if", "launch"):
-        assert "this page shows the plan's MoE layers as inference" in pages.said(pages.visit(sample, page).caption)
+        assert "here the plan's MoE layers alone count" in pages.said(pages.visit(sample, page).caption)
     pages.press(pages.visit(sample, "optimise"), "Inference latency of one model")
     assert "Best of all" in set(sample.dataframe[0].value["Plan"]) and "Simulated time per token" not in pages.metrics(sample)
     pages.press(sample, SERVE)
