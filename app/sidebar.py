@@ -5,12 +5,13 @@ from typing import NamedTuple
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from app import cached, model_catalogue, plan_chooser, running, samples, state
-from app.optimise.serving_form import routing_is_assumed
+from app import cached, model_catalogue, plan_chooser, running, samples, state, widgets
 from app.tables import plain
 from app.visitor import glossary, people
 from engine import units
 from engine.costs import choice
+from engine.errors import InputError
+from engine.plan import Plan
 from engine.workload import RoutingTrace
 
 
@@ -73,7 +74,7 @@ def _popover(name: str, icon: str, what: str, digest: str | None) -> DeltaGenera
 def _workload() -> None:
     workload = cached.workload()
     step = state.session.step
-    assumed = routing_is_assumed()
+    assumed = cached.routing_is_assumed()
     balanced = assumed or (step is not None and step.routing == "balanced")
     name = "Balanced routing" if balanced else workload.name if workload else "No workload"
     figure, figures = "", ""
@@ -133,13 +134,22 @@ def _model() -> None:
 
 def _plan() -> None:
     plan = cached.open_plan()
-    time = units.seconds(plan.claim.objective) if plan and plan.claim else ""
+    figures = _headline(plan) if plan else ""
     with _popover(plan.name if plan else "No plan", ":material/route:", "plan", plan and plan.id):
-        if time:
-            st.caption(f"{time}, simulated on what it was made for")
         plan_chooser.choose()
         st.page_link("../pages/optimise.py", label="Make a plan", icon=":material/play_arrow:")
-    if time:
-        made_on = plan.provenance.inputs.get("workload")
-        elsewhere = made_on in state.session.workloads and made_on != state.session.workload
-        st.caption(f"{time} on another recording" if elsewhere else time)
+    if figures:
+        st.caption(figures)
+
+
+def _headline(plan: Plan) -> str:
+    """Time and gain of the open plan for what is open, as every page has them; empty where that takes long or cannot be."""
+    try:
+        problem = cached.problem()
+        if problem is None or widgets.why_not(plan, problem) or not cached.is_soon(plan, problem):
+            return ""
+        standing = cached.open_standing(plan, problem)
+    except InputError:
+        return ""
+    gain = "deployed" if standing.is_deployed else f"{units.ratio(standing.gain)} {standing.scope}".rstrip()
+    return f"{units.seconds(standing.seconds)} · {gain}"

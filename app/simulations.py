@@ -24,7 +24,7 @@ from engine.serving.sizes import TransformerSizes
 from engine.serving.step import Operators, ServingStep
 from engine.simulate import simulate
 from engine.simulate.compile_ahead import compile_ahead
-from engine.simulate.serving import ServedStep, serve_as_measured
+from engine.simulate.serving import ServedStep, Serving, serve_as_measured
 from engine.store.served import load_step, save_step
 from engine.timeline import Timeline
 from engine.workload import digest_of
@@ -36,9 +36,11 @@ _pool = Pool("engine.compare.what_if", compile_ahead)
 _here = threading.Lock()
 
 
-def outlooks(problem: Problem, plans: Sequence[Plan], change: Change) -> list[Outlook]:
-    """Outlooks of these plans after a change. Raises InputError as `outlook_after` does."""
+def outlooks(problem: Problem, plans: Sequence[Plan], change: Change, serving: Serving | None = None) -> list[Outlook]:
+    """Outlooks of these plans after a change, in the step if there is one. Raises InputError as `outlook_after` does."""
     key, known = _digest(problem), {}
+    if serving is not None:
+        return _answers(problem, [Question(outlook_after, {key: problem, plan.id: plan}, (change, serving)) for plan in plans])
     if change.is_none:  # a page begins with this one
         kept = {plan.id: store.load_figures(Outlook, simulation_digest(plan, problem)) for plan in plans}
         known = {id: outlook for id, outlook in kept.items() if outlook is not None}

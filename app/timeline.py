@@ -6,18 +6,20 @@ from dataclasses import replace
 import streamlit as st
 
 from app import cached, failing, kept, state, tables, verdict_line, widgets
+from app.cached import served, serving_of
 from app.charts import cluster as utilisation_charts
 from app.charts import gantt, theme
+from app.charts import serving as serving_charts
 from app.charts import step as step_charts
 from app.charts.theme import KIND_TITLES
 from app.optimise import serving_page, step
-from app.optimise.serving_page import served, serving_of
 from app.tables import plain
 from engine import units
 from engine.compare.figures import Metrics
 from engine.errors import InputError
 from engine.formats.perfetto import write_trace
 from engine.goal import Goal
+from engine.model import MoEModel
 from engine.plan import Plan
 from engine.problem import Problem
 from engine.simulate.serving import ServedStep
@@ -147,15 +149,19 @@ def show_serving(shown: dict[str, Plan], problem: Problem) -> bool:
     figures = steps[name].figures
     row = serving_page.Row(plan, figures)
     serving_page.verdict(row, comparison, problem)
-    _gantt(steps)
+    _gantt(steps, problem.model)
+    widgets.chart(
+        serving_charts.parts({name: step.figures for name, step in steps.items()}, st.context.theme.type == "dark"),
+        "served-parts",
+    )
     serving_page.memory(row)
     serving_page.say_sources(serving, figures)
     return True
 
 
-def _gantt(steps: dict[str, ServedStep]) -> None:
-    """The simulated layers of the step; with two batches both, as they take turns."""
-    timelines = {name: step.timeline for name, step in steps.items()}
+def _gantt(steps: dict[str, ServedStep], model: MoEModel) -> None:
+    """The whole step, layer by layer; with two batches both, as they take turns."""
+    timelines = {name: step.whole(model) for name, step in steps.items()}
     name, step = next(iter(steps.items()))
     last_layer = int(max(timeline.events["layer"].max() for timeline in timelines.values()))
     first, last = 0, last_layer
@@ -168,7 +174,7 @@ def _gantt(steps: dict[str, ServedStep]) -> None:
     stretches, drawn = gantt.fewer_lanes(timelines, first, last, MOST_GPUS)
     share = units.share(step.timeline.total / step.figures.seconds)
     layers = "MoE layers, attention included," if step.figures.step.overlap == "two-batch" else "MoE layers"
-    title = f"{theme.plain(name)}: {layers} are {share} of the step"
+    title = f"{theme.plain(name)}: {units.seconds(step.figures.seconds)} a step, {layers} {share} of it"
     if drawn < len(step.timeline.resources):
         title += f" ({drawn} of {len(step.timeline.resources)} GPUs)"
     with chart:
@@ -176,14 +182,14 @@ def _gantt(steps: dict[str, ServedStep]) -> None:
             gantt.gantt(stretches, first, last, title, None, drawn, ", second batch", st.context.theme.type == "dark"),
             "served-gantt",
         )
-    what = "MoE layers; attention and dense layers stand between them, the same for every plan"
+    what = "attention and the layer's other operators, then its MoE part; first embedding and dense layers, last the head"
     if step.figures.step.overlap == "two-batch":
-        what = "two batches that take turns, attention among them; embedding, head and dense layers stand outside"
+        what = "two batches that take turns, attention among them; first embedding and dense layers, last the head"
     which = ""
     if drawn < len(step.timeline.resources):
         which = " Drawn are the GPUs that the others wait for, and the busiest."
     st.caption(f"Outlined bars are simulated at the tokens of the step: {what}.{which}")
-    widgets.download("Download Perfetto trace of the served step", lambda: write_trace(step.timeline), "served-step.json")
+    widgets.download("Download Perfetto trace of the served step", lambda: write_trace(timelines[name]), "served-step.json")
 
 
 PHASES = {"step": "Whole step", "forward": "Forward", "backward": "Backward"}

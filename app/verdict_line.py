@@ -6,10 +6,11 @@ from app import cached
 from app.charts import theme as charts
 from app.tables import plain, sentence
 from engine import units
-from engine.compare.standing import Risk, Span, Standing, gain_in_words, is_loss
+from engine.compare.standing import Span, Standing, gain_in_words, is_loss
 from engine.errors import InputError
 from engine.plan import Plan
 from engine.problem import Problem
+from engine.serving.figures import ServingFigures
 
 TIMES: dict[Span, str] = {
     "pass": "Simulated pass",
@@ -23,8 +24,8 @@ NAME = 22
 RATES: dict[Span, str] = {
     "pass": "Through the MoE layers alone: attention and dense layers take the same under every plan.",
     "step": "Tokens trained on.",
-    "token": "Generated tokens.",
-    "prompt": "Tokens of the prompts.",
+    "token": "Generated tokens: of one GPU, of all, and of a sequence, which is a user's.",
+    "prompt": "Tokens of the prompts: of one GPU, and of all.",
 }
 
 
@@ -34,10 +35,18 @@ def show_plan(plan: Plan, problem: Problem, narrow: bool = False) -> None:
     narrow: as for `show`
     """
     try:
-        standing = cached.standing(plan, problem)
+        standing = cached.open_standing(plan, problem)
     except InputError:
         return
-    show(standing, f"{cached.metrics(plan, problem).how_simulated}; costs: {problem.source_of_times(plan.travel)}", narrow)
+    show(standing, how_timed(plan, problem, cached.open_serving(problem)), narrow)
+
+
+def how_timed(plan: Plan, problem: Problem, serving: cached.Serving | None) -> str:
+    """The source of the times of a plan in a step, a pass or a training step."""
+    figures = cached.figures_for(plan, problem, serving)
+    if isinstance(figures, ServingFigures):
+        return f"MoE layers: {figures.sources[1]}; the rest: {figures.sources[0]}"
+    return f"{figures.how_simulated}; costs: {problem.source_of_times(plan.travel)}"
 
 
 def say_made_for(plan: Plan, problem: Problem) -> None:
@@ -71,13 +80,15 @@ def show(standing: Standing, how: str, narrow: bool = False) -> None:
     with line if narrow else line.container(horizontal=True, gap="small", vertical_alignment="center"):
         st.metric(TIMES[standing.span], units.seconds(standing.seconds), width="content", help=sentence(how))
         st.metric("Tokens/s per GPU", units.digits(standing.tokens_per_second), width="content", help=RATES[standing.span])
+        if standing.span in ("token", "prompt"):
+            st.metric("In all", units.digits(standing.tokens_in_all), width="content", help="tokens/s of the cluster")
+        if standing.tokens_per_user is not None:
+            st.metric("Per user", units.digits(standing.tokens_per_user), width="content", help="tokens/s of a sequence")
         if standing.move is not None:  # before the bounds with their long names: in a window of 1024 two rows hold all
             _move(standing)
         st.metric(*standing.above_bounds, width="content", help=plain(standing.bound_covers))
-        if standing.span in ("pass", "step"):
-            value, _, text = worst_in_words(standing.risks)
-            st.metric("Worst other recording", value, width="content", help=plain(text))
-    if standing.risks and is_loss((worst := standing.risks[0]).gain):
+    st.caption(plain(scope_in_words(standing)))
+    if standing.is_held_out and is_loss((worst := standing.risks[0]).gain):
         st.caption(
             f":orange[:material/warning:] On {plain(worst.recording)} it is "
             f"{plain(gain_in_words(worst.gain, standing.deployed))}."
@@ -96,12 +107,13 @@ def _gain(standing: Standing) -> None:
         st.markdown(LARGE.format(units.ratio(1.0)), width="content", help=help)
         return
     name = plain(standing.deployed)
-    st.caption(f"Gain over {plain(charts.shortened(standing.deployed, NAME))}")
+    scope = f", {standing.scope}" if standing.scope else ""
+    st.caption(f"Gain over {plain(charts.shortened(standing.deployed, NAME))}{scope}")
     st.markdown(
         LARGE.format(units.ratio(standing.gain)),
         width="content",
-        help=f"{units.signed(standing.gain - 1)} tokens/s: how many times as fast as {name}, which counts as deployed and "
-        f"takes {units.seconds(standing.deployed_seconds)}. What is deployed is chosen on the Optimise page.",
+        help=f"{standing.gain_words}: how many times as fast as {name}, which counts as deployed and takes "
+        f"{units.seconds(standing.deployed_seconds)} here. What is deployed is chosen on the Optimise page.",
     )
 
 
@@ -112,30 +124,31 @@ def _move(standing: Standing) -> None:
     else:
         value = units.size(move.bytes)
         through = f"{units.seconds(move.seconds)} through the busiest port"
-        text = f"{move.copies:,} expert copies go to other GPUs: {through}. This {move.pays_off}."
+        text = f"{move.copies:,} expert copies go to other GPUs: {through}. This pays back {standing.payback}."
     st.metric("Moves", value, width="content", help=text)
 
 
-def worst_in_words(risks: tuple[Risk, ...] | None) -> tuple[str, str, str]:
-    """The gain on the worst other recording, its name, and what both mean."""
-    if risks is None:
-        return "not scored", "", "Scoring the other open recordings takes a while: the Review page does it when asked."
-    if not risks:
-        return "none open", "", "No other recording of this model is open, so what the plan gains elsewhere is unknown."
-    worst = risks[0]
+def scope_in_words(standing: Standing) -> str:
+    """The recordings behind the gain, and its spread over them."""
+    if standing.is_deployed:
+        return "It is deployed: gains are counted from here."
+    if standing.is_held_out:
+        return f"{standing.gain_words}; time and tokens/s: on the open recording."
+    if not standing.recorded:
+        return "Routing is assumed, so nothing can be held out."
+    if standing.risks is None:
+        return f"{standing.gain_words}. Scoring the other open recordings takes a while: judge the plan on the Review page."
     return (
-        units.ratio(worst.gain),
-        worst.recording,
-        f"On {worst.recording} the plan takes {units.seconds(worst.seconds)}, what is deployed "
-        f"{units.seconds(worst.baseline)}: the least gain on {len(risks)} other open recording{'s' * (len(risks) > 1)}.",
+        f"{standing.gain_words}: on the recording that it was made from. To know its gain on other traffic, open another one "
+        "of this model, or judge the plan on the Review page."
     )
 
 
 def headline(plan: Plan, problem: Problem) -> str:
     """The title of a plan's chart: its time, and the comparison with the baseline if that can be simulated."""
-    title = f"{plan.name} takes {units.seconds(cached.metrics(plan, problem).total)}"
     try:
-        standing = cached.standing(plan, problem)
+        standing = cached.open_standing(plan, problem)
     except InputError:
-        return charts.plain(title)
+        return charts.plain(f"{plan.name} takes {units.seconds(cached.metrics(plan, problem).total)}")
+    title = f"{plan.name} takes {units.seconds(standing.seconds)}"
     return charts.plain(f"{title}, {standing.against}" if not standing.is_deployed else f"{title}; it is deployed now")

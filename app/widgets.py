@@ -121,11 +121,10 @@ def problem_or_advice() -> Problem | None:
 
 
 def say_inference_only() -> None:
-    """Say what pages without serving steps show instead."""
+    """Say what studies without serving steps show instead."""
     if state.serving() is not None:
         st.caption(
-            ":material/info: The goal is a serving step; this page shows the plan's MoE layers as inference. The whole step is "
-            "on Optimise and Timeline."
+            ":material/info: The goal is a serving step; these studies are of the plan's MoE layers alone, as inference."
         )
 
 

@@ -13,9 +13,9 @@ if widgets.problem_or_advice() is None:
         sweeps.synthetic_panel()
     st.stop()
 problem = widgets.needed_problem()
-widgets.say_inference_only()
 live.panel(problem)
 st.divider()
+widgets.say_inference_only()
 if problem.goal is Goal.TRAINING:
     sweeps.panel(problem)
     st.subheader("Sensitivity", anchor=False)

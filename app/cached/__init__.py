@@ -11,17 +11,24 @@ from app.cached.figures import (
     bound,
     check_launch,
     check_plan,
-    is_soon,
     kept_with_refusal,
     key_of,
     metrics,
     migration,
-    other_recordings,
     sends_of_layer,
     simulate,
-    standing,
     utilisation,
     waits,
+)
+from app.cached.headlines import (
+    evidence_of,
+    figures_for,
+    is_soon,
+    kind_of_verdict,
+    open_standing,
+    seconds_for,
+    standing,
+    unseen,
 )
 from app.cached.inputs import (
     attached,
@@ -47,4 +54,15 @@ from app.cached.plans import (
     open_plan,
     result_of,
     resume_jobs,
+)
+from app.cached.steps import (
+    SERVED,
+    ModelBeside,
+    Serving,
+    beside_experts,
+    kept_serving,
+    open_serving,
+    routing_is_assumed,
+    served,
+    serving_of,
 )

@@ -1,6 +1,6 @@
 """Plans on a problem: timelines, figures, bounds, moves, and the rules that they break.
 
-How plans stand against their baseline, see `engine.compare.standing`.
+How plans stand against their baseline, see `app.cached.headlines`.
 """
 
 from collections.abc import Callable
@@ -10,17 +10,12 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from app import simulations, state
-from app.cached.inputs import recording
-from app.cached.plans import baseline
+from app import simulations
 from engine import store
-from engine.compare.baseline import travelling_like
 from engine.compare.contention import AloneAndTogether, exclusive_and_colocated
 from engine.compare.figures import Metrics, Migration, balance_of
 from engine.compare.figures import metrics as engine_metrics
 from engine.compare.figures import migration as engine_migration
-from engine.compare.standing import Risk, Standing, standing_of
-from engine.compare.what_if import is_quick
 from engine.errors import InputError
 from engine.goal import Goal
 from engine.launch.preparation.launch import Launch
@@ -34,7 +29,6 @@ from engine.simulate.events import waits as engine_waits
 from engine.simulate.work import Load
 from engine.timeline import Balance, Timeline
 from engine.validate import refuse_broken, refuse_broken_launch
-from engine.workload import Workload
 
 
 def key_of(problem: Problem) -> tuple[str, ...]:
@@ -172,66 +166,3 @@ def _migration(plan: Plan, now: Plan, problem: Problem, seconds: tuple[float, fl
     return store.figures(
         Migration, lambda: engine_migration(now.placement, plan.placement, problem, *seconds), *digests, *map(str, seconds)
     )
-
-
-FEW_EVENTS = 20_000
-"""About a second of simulation: up to so many events other recordings are scored unasked."""
-
-
-def standing(plan: Plan, problem: Problem) -> Standing:
-    """The standing of a plan. Raises InputError if the plan or its baseline cannot be simulated on the problem."""
-    problem = travelling_like(plan, problem)
-    now = baseline(problem).plan
-    own, base = metrics(plan, problem), metrics(now, problem)
-    return standing_of(plan, own, now, base, problem, migration(plan, now, problem), _risks(plan, now, problem))
-
-
-def is_soon(plan: Plan, problem: Problem) -> bool:
-    """True if a plan's standing is known, or simulated in a few seconds."""
-    problem = travelling_like(plan, problem)
-    if is_quick(problem):
-        return True
-    return all(store.has_figures(Metrics, *metrics_digests(known, problem)) for known in (plan, baseline(problem).plan))
-
-
-def other_recordings(problem: Problem) -> list[str]:
-    """Digests of the session's recordings that a plan for this problem was not made from and can be scored on."""
-    if problem.goal is Goal.TWO_MODELS or (problem.goal is Goal.TRAINING and problem.step.routing == "balanced"):
-        return []
-    made_from = {other.digest for other in (problem.workload, *problem.others)}
-    return [
-        workload
-        for workload in state.session.workloads
-        if workload not in made_from and store.has_workload(workload) and _size(recording(workload)) == _size(problem.workload)
-    ]
-
-
-def _size(workload: Workload) -> tuple[int, int | None]:
-    """Layers and experts, the latter None of a traffic matrix."""
-    return workload.layers, getattr(workload, "num_experts", None)
-
-
-def _risks(plan: Plan, now: Plan, problem: Problem) -> tuple[Risk, ...] | None:
-    """Risks on the other recordings that fit; None if scoring them takes longer."""
-    others = other_recordings(problem)
-    events = metrics(plan, problem).events
-    if others and (events is None or 2 * len(others) * events > FEW_EVENTS):
-        return None
-    risks = []
-    for digest in others:
-        seconds = _seconds_on(digest, (plan.id, now.id), key_of(problem), (plan, now), problem)
-        if seconds is not None:
-            risks.append(Risk(state.session.workloads[digest], *seconds))
-    return tuple(sorted(risks, key=lambda risk: risk.gain))
-
-
-@st.cache_resource(max_entries=256, show_spinner="Simulating the plan on another recording")
-def _seconds_on(
-    digest: str, ids: tuple[str, ...], key: tuple[str, ...], _plans: tuple[Plan, ...], _problem: Problem
-) -> tuple[float, ...] | None:
-    """Simulated seconds of plans on a recording; None if it is of another model."""
-    try:
-        there = _problem.with_workload(recording(digest))
-        return tuple(metrics(plan, there).total for plan in _plans)
-    except InputError:
-        return None

@@ -97,7 +97,11 @@ def drawable(shown: dict[str, Timeline], first: int, last: int) -> tuple[int, in
 
 
 def timelines(
-    shown: dict[str, Timeline], layers: tuple[int, int] | None, bounds: dict[str, float] | None = None, dark: bool = False
+    shown: dict[str, Timeline],
+    layers: tuple[int, int] | None,
+    bounds: dict[str, float] | None = None,
+    dark: bool = False,
+    title: str = "",
 ) -> go.Figure:
     """One or two timelines, one above the other on one time axis, their times in the title.
 
@@ -105,8 +109,9 @@ def timelines(
         whole is too much
     bounds: seconds, for the layers that are drawn
     dark: the page's theme
+    title: empty: their times
     """
-    names, title = list(shown), against(shown)
+    names, title = list(shown), plain(title) or against(shown)
     if layers is None:
         return step_charts.step_gantt(shown, parts_of_steps(shown), title)
     fewer, lanes = gantt_charts.fewer_lanes(shown, *layers, MOST_GPUS)

@@ -1,18 +1,15 @@
 """The form of a serving step, and the open model's sizes outside the experts: from its `config.json`, or assumed."""
 
-from dataclasses import dataclass
-from pathlib import Path
 from typing import get_args
 
 import streamlit as st
 
-from app import cached, state, widgets
+from app import state, widgets
+from app.cached import ModelBeside
 from app.tables import plain
-from engine import formats, store
 from engine.errors import InputError
-from engine.formats.packaged import packaged_config
 from engine.model import MoEModel
-from engine.serving.sizes import TransformerSizes, usual_serving, usual_sizes
+from engine.serving.sizes import usual_serving
 from engine.serving.step import Phase, ServingStep
 
 PHASES: dict[Phase, str] = {"decode": "Decode, a token of each sequence", "prefill": "Prefill, whole prompts"}
@@ -97,69 +94,6 @@ def _kernels(step: ServingStep, key: str) -> dict[str, str]:
             help="number format of kept keys and values",
         ),
     }
-
-
-SAME = ("d_model", "layers", "experts")
-"""Fields in which a `config.json` found by a model's name must agree with the model."""
-
-
-@dataclass(frozen=True)
-class ModelBeside:
-    """Sizes of a model outside its experts.
-
-    sizes: of attention, dense layers and vocabulary
-    config: the file that they come from; None if they are assumed
-    origin: of the sizes, in words
-    """
-
-    sizes: TransformerSizes
-    config: Path | None
-    origin: str
-
-
-def beside_experts(model: MoEModel) -> ModelBeside:
-    """Sizes of a model from the file that it was opened from, else from the packaged one of its name, else assumed. Raises
-    InputError when the file is gone, or has attention of a kind that is not known."""
-    config, origin = _config_of(model)
-    if config is not None:
-        return ModelBeside(_sizes_model(str(config)), config, origin)
-    sizes = usual_sizes(model)
-    kept = f"{sizes.heads} head{'s' * (sizes.heads > 1)} of {sizes.head_size}, key-value heads: {sizes.kv_heads}"
-    return ModelBeside(sizes, None, f"assumed ({kept}; vocabulary: {sizes.vocabulary:,})")
-
-
-def _config_of(model: MoEModel) -> tuple[Path | None, str]:
-    """The file and where it came from. Raises InputError when the remembered one is gone."""
-    remembered = state.session.configs.get(model.digest)
-    if remembered and "/" in remembered:
-        return packaged_config(remembered), f"config.json of {remembered}"
-    if remembered:
-        return store.config_path(remembered), "the uploaded config.json"
-    return (config, f"config.json of {model.name}") if (config := _packaged(model)) else (None, "")
-
-
-@st.cache_resource(max_entries=64, show_spinner=False)
-def _sizes_model(config: str) -> TransformerSizes:
-    return formats.read_sizes(Path(config))
-
-
-@st.cache_resource(max_entries=64, show_spinner=False, hash_funcs={MoEModel: lambda model: model.digest})
-def _packaged(model: MoEModel) -> Path | None:
-    """The packaged file of a model of this name and these sizes."""
-    try:
-        config = packaged_config(model.name)
-        read = formats.read_model(config)
-    except InputError:
-        return None
-    return config if all(getattr(read, what) == getattr(model, what) for what in SAME) else None
-
-
-def routing_is_assumed() -> bool:
-    """True if a serving step is routed evenly, for want of a recording of the open model."""
-    if state.serving() is None or state.session.model is None:
-        return False
-    recording = cached.workload()
-    return recording is None or cached.model_fault(recording, state.session.model) is not None
 
 
 def say(model: MoEModel, beside: ModelBeside) -> None:

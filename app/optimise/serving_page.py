@@ -7,69 +7,22 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from app import cached, simulations, state, tables, verdict_line, widgets
+from app import cached, state, tables, verdict_line, widgets
+from app.cached import Serving, served, serving_of
 from app.charts import serving as charts
 from app.optimise import serving_form
-from app.optimise.serving_form import ModelBeside, beside_experts
 from app.optimise.table import DEPLOYED, columns_in_sight, mark
 from app.tables import plain
 from engine import units
 from engine.compare.evidence import Balanced
-from engine.compare.standing import Standing, standing_of
 from engine.compare.wording import balance_in_words
 from engine.errors import InputError
 from engine.plan import Plan
 from engine.problem import Problem
 from engine.result import relative_gap
 from engine.serving.figures import ServingFigures
-from engine.serving.step import Operators, ServingStep
-from engine.simulate.serving import ServedStep
+from engine.serving.step import ServingStep
 from engine.training import balanced_load
-
-
-@dataclass(frozen=True)
-class Serving:
-    """A serving step with the model's sizes outside its experts, and the source of its operators' times.
-
-    notes: why operators are not measured
-    """
-
-    step: ServingStep
-    beside: ModelBeside
-    source: Operators
-    notes: tuple[str, ...]
-
-
-def serving_of(problem: Problem) -> Serving:
-    """The open step, and the source of its times. Raises InputError if the sizes of the model cannot be known."""
-    step, beside = state.serving(), beside_experts(state.session.model)
-    source, notes = _operators(problem, step, beside)
-    return Serving(step, beside, source, tuple(notes))
-
-
-@st.cache_resource(
-    max_entries=64,
-    show_spinner="Timing attention",
-    hash_funcs={
-        Problem: lambda problem: (problem.model.digest, problem.cluster.digest),
-        ServingStep: lambda step: step.digest,
-        ModelBeside: lambda beside: (str(beside.config), beside.sizes.digest),
-    },
-)
-def _operators(problem: Problem, step: ServingStep, beside: ModelBeside) -> tuple[Operators, list[str]]:
-    return simulations.operators(problem, beside.config, beside.sizes, step)
-
-
-BY_CONTENT = cached.BY_CONTENT | {
-    Serving: lambda serving: (serving.step.digest, serving.beside.sizes.digest, serving.source.source)
-}
-
-
-@cached.kept_with_refusal(128, "Simulating a serving step", BY_CONTENT)
-def served(plan: Plan, problem: Problem, serving: Serving) -> ServedStep:
-    """A plan in the step. Raises InputError if it cannot be served, as one that is executed context-coherently."""
-    return simulations.served(plan, problem, serving.step, serving.source, serving.beside.sizes)
-
 
 TIMES = {"decode": "Time per token", "prefill": "Time to first token"}
 
@@ -87,6 +40,7 @@ class Comparison:
     """Plans that can be served, the baseline on top, then fastest first. refused: reasons of the others, by name; balanced:
     seconds of the baseline with balanced routing."""
 
+    serving: Serving
     rows: list[Row]
     baseline: Row
     refused: dict[str, str]
@@ -114,14 +68,15 @@ def compare(problem: Problem, serving: Serving) -> Comparison:
             refused[candidate.plan.name] = str(error)
     rows.sort(key=lambda row: (row.plan.id != plan.id, row.figures.seconds))
     even = served(plan, problem.with_workload(balanced_load(problem.model)), serving).figures
-    return Comparison(rows, baseline, refused, even.seconds)
+    return Comparison(serving, rows, baseline, refused, even.seconds)
 
 
 def verdict(row: Row, comparison: Comparison, problem: Problem, narrow: bool = False) -> None:
     """The verdict line of a plan. narrow: as for `verdict_line.show`."""
     ceiling = Balanced.of(comparison.balanced, comparison.baseline.figures.seconds, row.figures.seconds)
-    sources = f"MoE layers: {row.figures.sources[1]}; the rest: {row.figures.sources[0]}"
-    verdict_line.show(standing(row, comparison, problem), f"{sources}. {balance_in_words(ceiling)}", narrow)
+    sources = verdict_line.how_timed(row.plan, problem, comparison.serving)
+    standing = cached.standing(row.plan, problem, comparison.serving, comparison.baseline.plan)
+    verdict_line.show(standing, f"{sources}. {balance_in_words(ceiling)}", narrow)
 
 
 def memory(row: Row) -> None:
@@ -142,13 +97,6 @@ def memory(row: Row) -> None:
             "times hold as if it did.",
             icon=":material/memory:",
         )
-
-
-def standing(row: Row, comparison: Comparison, problem: Problem) -> Standing:
-    """The plan's figures in the step. It has no risks on other recordings: a step has the tokens that it has."""
-    figures, baseline = row.figures, comparison.baseline
-    move = cached.migration(row.plan, baseline.plan, problem, (baseline.figures.seconds, figures.seconds))
-    return standing_of(row.plan, figures, baseline.plan, baseline.figures, problem, move)
 
 
 def step_in_words(step: ServingStep) -> str:
@@ -180,7 +128,7 @@ def as_text(comparison: Comparison) -> pd.DataFrame:
         "": [mark(row.plan.id == state.session.plan) for row in rows],
         "Plan": [row.plan.name for row in rows],
         f"{TIMES[step.phase]}, {unit} (simulated)": [units.digits(served.seconds / factor) for served in figures],
-        f"Gain over {comparison.baseline.plan.name}": [
+        f"Gain over {comparison.baseline.plan.name}, in sample": [
             DEPLOYED if comparison.is_deployed(row) else f"{100 * row.figures.gain_over(comparison.baseline.figures):+.1f} %"
             for row in rows
         ],
@@ -251,7 +199,7 @@ def results(problem: Problem, serving: Serving) -> None:
         st.stop()
     if not comparison.rows:
         st.caption("No plan for these inputs yet: this is what is deployed. Press Run for better ones.")
-    if serving_form.routing_is_assumed():
+    if cached.routing_is_assumed():
         other = cached.workload()
         why = "" if other is None else f" {plain(other.name)} is a recording of another model."
         st.caption(
@@ -275,13 +223,6 @@ def results(problem: Problem, serving: Serving) -> None:
 
 
 def arguments(problem: Problem) -> dict[str, Any]:
-    """`serving` for the step, if one is open for the problem's model and can be timed on its cluster; else nothing."""
-    step, model = state.serving(), state.session.model
-    if step is None or model is None or model.digest != problem.model.digest:
-        return {}
-    try:
-        beside = beside_experts(model)
-    except InputError:
-        return {}
-    step, sizes = (part.model_dump(mode="json", exclude_none=True) for part in (step, beside.sizes))
-    return {"serving": {"step": step, "sizes": sizes, "config": None if beside.config is None else str(beside.config)}}
+    """`serving` of a job, if a step is the goal and can be timed; else nothing."""
+    serving = cached.open_serving(problem)
+    return {} if serving is None else {"serving": serving.arguments}

@@ -1,21 +1,19 @@
 """The brief of a plan: everything that a decision needs, computed from the plan and its inputs alone, and in sentences."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
 from engine.compare.baseline import baseline_of, travelling_like
-from engine.compare.figures import Metrics, Migration, gap_over_placements, metrics, migration, proof_of_plan, speedup
+from engine.compare.figures import Metrics, Migration, gap_over_placements, metrics, migration, proof_of_plan
 from engine.compare.standing import Risk, Standing, gain_in_words, standing_of
-from engine.errors import InputError
 from engine.goal import Goal
 from engine.plan import Overlap, Pipeline, Placement, Plan, Priority, SendOrder, Travel
 from engine.problem import Problem
 from engine.simulate import simulate
 from engine.timeline import Timeline
 from engine.units import seconds, share, size
-from engine.workload import Workload
 
 ORDERS = {
     "matched": "in {phases} per layer, in which a GPU sends to at most one other and receives from at most one",
@@ -185,41 +183,28 @@ class Scored:
 class Brief:
     """A plan against its baseline.
 
-    own: the plan
+    own: the plan, in a pass or a training step
     baseline: the plan that it is compared with
-    move: from the placement in use; None for two models and training
-    risks: worst first
-    refused: recordings on which it could not be scored, with the reason
+    standing: the headline for the goal that it was saved for
     """
 
     problem: Problem
     own: Scored
     baseline: Scored
-    move: Migration | None
-    risks: tuple[Risk, ...] = ()
-    refused: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def gain(self) -> float:
-        """Baseline over plan, in simulated time."""
-        return speedup(self.baseline.figures.total, self.own.figures.total)
+    standing: Standing
 
     @property
     def words(self) -> list[str]:
-        return words(self.own.plan, self.move)
+        return words(self.own.plan, self.standing.move)
 
     @property
-    def worst(self) -> Risk | None:
-        return self.risks[0] if self.risks else None
-
-    def standing(self, scored: bool = True) -> Standing:
-        """The figures of the verdict line; scored: True if the plan was scored on all other recordings."""
-        own, baseline, risks = self.own, self.baseline, self.risks if scored else None
-        return standing_of(own.plan, own.figures, baseline.plan, baseline.figures, self.problem, self.move, risks)
+    def risks(self) -> tuple[Risk, ...]:
+        """All that is held out, worst first."""
+        return self.standing.risks or ()
 
 
 def brief_of(plan: Plan, problem: Problem, simulate: Simulate = simulate, in_use: Plan | None = None) -> Brief:
-    """Return the brief, without risks. Raises InputError when the plan does not fit the problem.
+    """Return the brief of a pass or a training step, with nothing held out. Raises InputError when the plan does not fit.
 
     in_use: the plan of the placement in use, if it is known
     """
@@ -229,20 +214,8 @@ def brief_of(plan: Plan, problem: Problem, simulate: Simulate = simulate, in_use
     if problem.goal is Goal.INFERENCE:
         before, after = baseline.plan.placement, plan.placement
         move = migration(before, after, problem, baseline.figures.total, own.figures.total)
-    return Brief(problem, own, baseline, move)
-
-
-def with_risks(brief: Brief, others: Sequence[Workload], simulate: Simulate = simulate) -> Brief:
-    """Return the brief with the plan's gain on recordings that it was not made from."""
-    risks, refused = [], {}
-    for other in others:
-        try:
-            there = brief.problem.with_workload(other)
-            totals = (simulate(scored.plan, there).total for scored in (brief.own, brief.baseline))
-            risks.append(Risk(other.name, *totals))
-        except InputError as error:
-            refused[other.name] = str(error)
-    return replace(brief, risks=tuple(sorted(risks, key=lambda risk: risk.gain)), refused=refused)
+    standing = standing_of(plan, own.figures, baseline.plan, baseline.figures, problem, move)
+    return Brief(problem, own, baseline, standing)
 
 
 def _scored(plan: Plan, problem: Problem, simulate: Simulate) -> Scored:
@@ -258,9 +231,7 @@ def named_pair(brief: Brief) -> dict[str, Timeline]:
 
 def headline(brief: Brief) -> str:
     """The decision to be made, in a sentence."""
-    own, name = brief.own.figures, brief.baseline.plan.name
-    time = f"{seconds(own.total)} per {'step' if brief.problem.goal is Goal.TRAINING else 'pass'}"
-    return f"{time}, {gain_in_words(brief.gain, name)}"
+    return f"{seconds(brief.standing.seconds)} per {brief.standing.span}, {brief.standing.against}"
 
 
 def bound_in_words(brief: Brief) -> list[str]:
@@ -287,18 +258,22 @@ def _above(gap: float) -> str:
 
 def cost_in_words(brief: Brief) -> str:
     """The cost of deploying the plan."""
-    if brief.move is None:
+    if (move := brief.standing.move) is None:
         return "What deploying it costs is not computed for two models or a training step."
-    move = brief.move
     if not move.copies:
         return "Nothing has to move."
-    return f"{move.copies:,} expert copies, {size(move.bytes)}, {seconds(move.seconds)} of moving, which {move.pays_off}."
+    moving = f"{move.copies:,} expert copies, {size(move.bytes)}, {seconds(move.seconds)} of moving"
+    return f"{moving}; it pays back {brief.standing.payback}."
 
 
 def risk_in_words(brief: Brief) -> str:
-    """The gain or loss on a recording that the plan was not made from."""
-    if brief.worst is None:
-        return "Not scored on another recording of this model: what it gains under other traffic is unknown."
-    worst = brief.worst
-    more = f", the worst of {len(brief.risks)} other recordings" if len(brief.risks) > 1 else ""
-    return f"On {worst.recording}{more}: {seconds(worst.seconds)}, {gain_in_words(worst.gain, brief.baseline.plan.name)}."
+    """The gain or loss on all that is held out."""
+    standing = brief.standing
+    if not standing.is_held_out:
+        if standing.risks is None:
+            return "Not scored yet on the other recordings that are open: judge the plan."
+        return "Nothing was held out: what it gains under other traffic is unknown."
+    worst = standing.risks[0]
+    more = f", the worst of {len(standing.risks)} held-out recordings" if len(standing.risks) > 1 else ", held out"
+    phase = f" Judged on {standing.other_phase}, for want of other recordings." if standing.other_phase else ""
+    return f"On {worst.recording}{more}: {seconds(worst.seconds)}, {gain_in_words(worst.gain, standing.deployed)}.{phase}"

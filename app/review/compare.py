@@ -17,6 +17,7 @@ from engine.errors import InputError
 from engine.goal import Goal
 from engine.plan import Plan, Travel
 from engine.problem import Problem
+from engine.serving.figures import ServingFigures
 from engine.store import team, team_list
 from engine.store.team import SavedPlan
 from engine.store.team_list import ListedPlan
@@ -99,27 +100,42 @@ def _compare(first: SavedPlan | Plan, second: SavedPlan | Plan) -> None:
     alike = plans[0].name == plans[1].name
     names = [f"{plan.name} {plan.id[:8]}" if alike else plan.name for plan in plans]
     figures = [cached.metrics(plan, problem) for plan in plans]
-    draw_timelines(dict(zip(names, plans, strict=True)), names, problem, "compare")
+    serving = store.serving_of(first, problem) if isinstance(first, SavedPlan) else cached.open_serving(problem)
+    served = None if serving is None else [cached.served(plan, problem, serving).figures for plan in plans]
+    draw_timelines(dict(zip(names, plans, strict=True)), names, problem, "compare", serving)
     st.caption(
         f"Both simulated on {plain(problem.workload.name)}, {plain(problem.cluster.name)}, {plain(problem.model.name)}, "
         f"as the first one was {'saved' if isinstance(first, SavedPlan) else 'made'}. "
         f"Costs: {plain(problem.cost_source)}.{_travels(plans, names)}"
     )
-    table = as_text(names, figures)
-    slower = is_loss(speedup(figures[0].total, figures[1].total))
+    table = as_text(names, figures, served)
+    slower = is_loss(speedup(*(each.total for each in figures) if served is None else (each.seconds for each in served)))
     losses = {AGAINST: [slower and label == TIME for label in table[""]]}
     tables.show(table, losses=losses, hide_index=True, height="content", alt="Figures of both plans")
     _placements(plans, (names[0], names[1]))
 
 
-def draw_timelines(plans: dict[str, Plan], bounded: Sequence[str], problem: Problem, place: str) -> None:
+def draw_timelines(
+    plans: dict[str, Plan],
+    bounded: Sequence[str],
+    problem: Problem,
+    place: str,
+    serving: cached.Serving | None = None,
+    title: str = "",
+) -> None:
     """Timelines of plans on one axis, above the choice of their layers.
 
     plans: by the names that they have here
-    bounded: names of those with a line for their bound in these layers
+    bounded: names of those with a line for their bound in these layers, of passes
     place: on the Review page, part of the keys of its widgets
+    serving: the step that is drawn; None: the pass or training step
+    title: empty: the times of the plans
     """
-    shown = {name: cached.simulate(plan, problem) for name, plan in plans.items()}
+    if serving is None:
+        shown = {name: cached.simulate(plan, problem) for name, plan in plans.items()}
+    else:
+        shown = {name: cached.served(plan, problem, serving).whole(problem.model) for name, plan in plans.items()}
+        bounded = ()
     layers, bounds, last = None, None, problem.workload.layers - 1
     chart = st.container()
     if problem.goal is not Goal.TRAINING:
@@ -127,19 +143,36 @@ def draw_timelines(plans: dict[str, Plan], bounded: Sequence[str], problem: Prob
         if last > 0:
             layers = charts.drawable(shown, *kept.slider("MoE layers", 0, last, layers, key=f"{place}-layers-{last}"))
         bounds = {name: cached.bound(plans[name], problem, *layers) for name in bounded}
-    key, dark = digest_of(*(plan.id for plan in plans.values()), str(layers))[:16], st.context.theme.type == "dark"
+    of_step = () if serving is None else (serving.step.digest, serving.source.source)
+    key, dark = (
+        digest_of(*(plan.id for plan in plans.values()), str(layers), title, *of_step)[:16],
+        st.context.theme.type == "dark",
+    )
     of = digest_of(*plans, "bounds", *bounded, *cached.key_of(problem))
     with chart:
-        widgets.gantt(lambda: charts.timelines(shown, layers, bounds, dark), f"{place}-gantt-{key}", of)
+        widgets.gantt(lambda: charts.timelines(shown, layers, bounds, dark, title), f"{place}-gantt-{key}", of)
 
 
-def as_text(names: list[str], figures: list[Metrics]) -> pd.DataFrame:
-    """One row for each figure: both plans, and the second against the first."""
+def as_text(names: list[str], figures: list[Metrics], served: list[ServingFigures] | None = None) -> pd.DataFrame:
+    """One row for each figure: both plans, and the second against the first.
+
+    served: of the serving step that is the goal; the other figures are then of its MoE layers as inference
+    """
     rows = []
-    for label, name, write in (
+    if served is not None:
+        ours, theirs = (each.seconds for each in served)
+        rows.append([TIME, units.seconds(ours), units.seconds(theirs), f"{units.ratio(ours / theirs)} as fast"])
+        rates = [each.tokens_per_second for each in served]
+        rows.append(["Tokens/s per GPU", *map(units.digits, rates), units.ratio(rates[1] / rates[0])])
+        bounds = [each.bound for each in served]
+        rows.append(["Bound of its placement", *map(units.seconds, bounds), units.ratio(bounds[1] / bounds[0])])
+    timed = (
         (TIME, "total", units.seconds),
         ("Bound of its placement", "order_bound", units.seconds),
         ("Above that bound", "order_gap", _percent),
+    )
+    for label, name, write in (
+        *(timed if served is None else ()),
         ("Exposed communication", "exposed_communication", units.seconds),
         ("Overlap", "overlap", _percent),
         ("GPU utilisation", "utilisation", _percent),

@@ -356,7 +356,10 @@ def _table(listed: list[ListedPlan]) -> None:
             ),
             "Plan": column.TextColumn(width="medium"),
             "New": column.TextColumn(help="entries of others since you last looked at the review"),
-            "Gain": column.NumberColumn(help="how many times as fast as what was deployed when it was saved, simulated"),
+            "Gain": column.NumberColumn(
+                help="how many times as fast as what was deployed, as it was when the plan was saved: on held-out recordings "
+                "where some were open"
+            ),
             **{name: column.NumberColumn(format="%.3g") for name in table.columns if name.startswith("Time")},
         },
     )

@@ -40,7 +40,7 @@ from engine.provenance import input_digests
 from engine.simulate import bound_of_plan
 from engine.store.team import Comment, Decision, Review, Run, SavedPlan
 from engine.systems.plan_names import in_words
-from engine.timeline import over_layers
+from engine.timeline import Timeline, over_layers
 from engine.workload import RoutingTrace, Workload
 
 WIDTH = 960
@@ -55,7 +55,8 @@ DECISIONS = {"approved": "approved it", "rejected": "rejected it", "reopened": "
 @dataclass(frozen=True, eq=False)
 class Dossier:
     """Everything in a report: a saved plan, its review if it has one, its brief, its measured runs, and its verdict if it has
-    one, judged at so many seconds since the epoch."""
+    one, judged at so many seconds since the epoch; and, if a serving step is the goal, the timelines of it and of its baseline
+    there."""
 
     saved: SavedPlan
     review: Review | None
@@ -63,6 +64,7 @@ class Dossier:
     runs: tuple[Run, ...]
     verdict: Verdict | None = None
     judged_at: float | None = None
+    served: tuple[Timeline, ...] = ()
 
 
 def file_name(saved: SavedPlan) -> str:
@@ -73,13 +75,13 @@ def file_name(saved: SavedPlan) -> str:
 def html(dossier: Dossier) -> str:
     """The report as HTML text."""
     folder = Environment(loader=FileSystemLoader(FOLDER), autoescape=True, undefined=StrictUndefined)
-    figures = [chart(figure) for figure in _figures(dossier.brief)]
+    figures = [chart(figure) for figure in _figures(dossier)]
     plotly_js, draw_js = scripts()
     return folder.get_template("report.html.j2").render(
         saved=dossier.saved,
         review=dossier.review,
         brief=dossier.brief,
-        standing=dossier.brief.standing(),
+        standing=dossier.brief.standing,
         whose=dossier.review and dossier.review.whose_last,
         said=said(dossier.review, dossier.brief.problem),
         runs=dossier.runs,
@@ -115,6 +117,7 @@ def judged(dossier: Dossier) -> dict[str, Any] | None:
         "at": moment(dossier.judged_at),
         "criteria": thresholds.as_text(verdict.criteria).to_dict("records"),
         "intervals": [interval(part.gain, part.error, verdict.confidence) for part in verdict.parts],
+        "spread": thresholds.spread(verdict) if verdict.parts else "",
         "break_even": break_even,
         "minutes": thresholds.minutes,
         "figure": chart(charts.gains(verdict)) if verdict.parts else None,
@@ -201,14 +204,18 @@ def provenance(brief: Brief) -> list[tuple[str, str]]:
     return [*rows, ("Report drawn with", f"plotly {version('plotly')}")]
 
 
-def _figures(brief: Brief) -> list[go.Figure]:
+def _figures(dossier: Dossier) -> list[go.Figure]:
+    brief = dossier.brief
     problem, pair = brief.problem, named_pair(brief)
     layers, bounds = None, None
+    if dossier.served:
+        pair = dict(zip(pair, dossier.served, strict=True))
     if problem.goal is not Goal.TRAINING:
         layers = charts.drawable(pair, 0, min(problem.workload.layers - 1, 1))
+    if problem.goal is not Goal.TRAINING and not dossier.served:
         bounds = {brief.own.plan.name: bound_of_plan(brief.own.plan, problem, *layers)}
     return [
-        charts.timelines(pair, layers, bounds),
+        charts.timelines(pair, layers, bounds, title=f"{brief.own.plan.name}: {headline(brief)}"),
         charts.placement(brief.own.plan, problem),
         cluster_charts.picture(problem.cluster),
     ]

@@ -7,7 +7,7 @@ from streamlit.delta_generator import DeltaGenerator
 from app import cached, export, state, tables, verdict_line, widgets
 from app.charts import review as charts
 from app.review import discussion, news, place, report, store, verdict
-from app.review.brief import Brief, bound_in_words, cost_in_words, named_pair, risk_in_words
+from app.review.brief import Brief, bound_in_words, cost_in_words, headline, named_pair, risk_in_words
 from app.review.compare import draw_timelines
 from app.review.plan_list import corrections, leave_brief
 from app.review.report import Dossier
@@ -21,10 +21,6 @@ from engine.systems import SYSTEMS, TRAINING
 from engine.workload import digest_of
 
 PLACES = {"local": "one machine", "testbed": "testbed", "slurm": "Slurm", "kubernetes": "Kubernetes"}
-
-
-AT_ONCE = 200_000
-"""Most events that are simulated unasked; more take seconds."""
 
 
 def show(saved: SavedPlan, review: Review | None) -> None:
@@ -63,19 +59,21 @@ def _brief(saved: SavedPlan, brief: Brief, line: DeltaGenerator) -> None:
     """The figures in one line, which stands above, then in a chart, then in words."""
     place.mark("timelines")
     pair = dict(zip(named_pair(brief), (brief.own.plan, brief.baseline.plan), strict=True))
-    draw_timelines(pair, [brief.own.plan.name], brief.problem, "review")
+    serving = store.serving_of(saved, brief.problem)
+    title = f"{brief.own.plan.name}: {headline(brief)}"
+    draw_timelines(pair, [brief.own.plan.name], brief.problem, "review", serving, title)
     _note(saved)
     left, right = st.columns(2, gap="large")
     with left:
         st.markdown("**What it does**\n" + "\n".join(f"- {plain(sentence)}" for sentence in brief.words))
         own = brief.own.figures
+        if brief.standing.span in ("token", "prompt"):
+            st.caption("Of the MoE layers:")
         with st.container(horizontal=True, gap="medium"):
             st.metric("GPU utilisation", units.share(own.utilisation), help="compute time / total, mean over GPUs")
             tables.metric(own.balance)
     with right:
-        numbers = st.container()
-        brief = _on_others(brief)
-        numbers.markdown(
+        st.markdown(
             "\n".join(
                 [
                     "**What we know about it**",
@@ -85,31 +83,15 @@ def _brief(saved: SavedPlan, brief: Brief, line: DeltaGenerator) -> None:
                 ]
             )
         )
-        for name, reason in brief.refused.items():
-            st.caption(f"Not scored on {plain(name)}: {plain(reason)}.")
         st.caption(f"Simulated with {plain(brief.own.timeline.cost_source)}.")
     with line:
-        scored = bool(brief.risks or brief.refused) or not cached.other_recordings(brief.problem)
-        verdict_line.show(brief.standing(scored), f"{own.how_simulated}; costs: {brief.own.timeline.cost_source}")
-    verdict.show(brief)
+        verdict_line.show(brief.standing, verdict_line.how_timed(brief.own.plan, brief.problem, serving))
+    verdict.show(brief, serving)
     problem, plan = brief.problem, brief.own.plan
     marked = place.mark("load", problem)
     gpu = marked.number if marked is not None and marked.kind == "gpu" else None
     key = f"review-placement-{digest_of(plan.id)[:16]}-{gpu}"
     widgets.chart(lambda: charts.placement(plan, problem, gpu), key, digest_of(*cached.key_of(problem)))
-
-
-def _on_others(brief: Brief) -> Brief:
-    """The brief with its risks; if they would take long, once they are asked for."""
-    others = cached.other_recordings(brief.problem)
-    if not others:
-        return brief
-    own = brief.own.timeline
-    if own.bundled or len(others) * len(own.events) > AT_ONCE:
-        what = f"the other {len(others)} open recordings" if len(others) > 1 else "the other open recording"
-        if not st.toggle(f"Score it on {what}, which takes a while", key=f"risks-{brief.own.plan.id[:16]}"):
-            return brief
-    return store.with_risks(brief, others)
 
 
 def _head(saved: SavedPlan, review: Review | None, brief: Brief | None, runs: list[Run]) -> None:
@@ -152,7 +134,10 @@ def _report(saved: SavedPlan, review: Review | None, brief: Brief, runs: list[Ru
         if not asked.open:
             return
         st.caption("Everything on this page in one HTML file that opens offline.")
-        dossier = Dossier(saved, review, brief, tuple(runs), *(verdict.last(brief.own.plan) or ()))
+        judged = verdict.last(brief.own.plan) or (None, None)
+        serving = store.serving_of(saved, brief.problem)
+        timed = () if serving is None else tuple(each.whole(brief.problem.model) for each in store.served_pair(brief, serving))
+        dossier = Dossier(saved, review, brief, tuple(runs), *judged, timed)
         widgets.download("Download the report", report.html(dossier), report.file_name(dossier.saved), type="primary")
 
 

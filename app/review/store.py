@@ -7,6 +7,7 @@ the fields); and the opening of a saved plan with its inputs in this session.
 import json
 import math
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlencode, urlsplit
@@ -15,16 +16,17 @@ import streamlit as st
 
 from app import cached, state
 from app.review.brief import Brief, brief_of
-from app.review.brief import with_risks as with_risks_of
 from app.visitor import people
 from engine import store
 from engine.cluster import Cluster
+from engine.compare.baseline import baseline_of, travelling_like
 from engine.errors import InputError
 from engine.model import MoEModel
 from engine.overlap.operator_graph import OperatorGraph
 from engine.plan import Plan
 from engine.problem import Problem
 from engine.provenance import input_digests
+from engine.simulate.serving import ServedStep
 from engine.store import team, team_list
 from engine.store.database import Database, LostError, database
 from engine.store.problems import problem_arguments, problem_from, save_recordings
@@ -85,8 +87,9 @@ def _short(text: str) -> str:
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
-NAMES, IN_USE = "names", "in_use_plan"
-"""Inputs of a saved plan besides the arguments of its problem: recordings' names by digest, and a plan's id."""
+NAMES, IN_USE, SERVING = "names", "in_use_plan", "serving"
+"""Inputs of a saved plan besides the arguments of its problem: recordings' names by digest, a plan's id, and the serving step
+that was the goal, None of a pass."""
 
 
 def db() -> Database:
@@ -137,6 +140,8 @@ def _kept_with(plan: Plan, problem: Problem) -> tuple[dict[str, Any], dict[str, 
     """Inputs and figures that are kept with a plan, as JSON."""
     recordings = [problem.workload, *problem.others, *([problem.second.workload] if problem.second else [])]
     inputs = problem_arguments(problem) | {NAMES: {recording.digest: recording.name for recording in recordings}}
+    serving = cached.open_serving(problem)
+    inputs[SERVING] = None if serving is None else serving.arguments
     candidate, used = cached.candidates().get(plan.id), cached.candidates().get(state.session.in_use or "")
     if problem.in_use is not None and used is not None:
         team.keep_plan(db(), used.plan)
@@ -150,13 +155,11 @@ def _kept_with(plan: Plan, problem: Problem) -> tuple[dict[str, Any], dict[str, 
 def summary(plan: Plan, problem: Problem) -> team.Summary:
     """Figures of a plan of this session in the list of saved plans, against the baseline."""
     used = cached.candidates().get(state.session.in_use or "")
-    in_brief = brief_of(plan, problem, cached.simulate, used.plan if used else None)
+    here = travelling_like(plan, problem)
+    now = baseline_of(here, used.plan if used else None)
+    headline = cached.standing(plan, here, cached.open_serving(here), now)
     return team.Summary(
-        problem.cluster.name,
-        problem.workload.name,
-        in_brief.own.figures.total,
-        in_brief.baseline.figures.total,
-        in_brief.baseline.plan.name,
+        problem.cluster.name, problem.workload.name, headline.seconds, headline.deployed_seconds, now.name, headline.gain
     )
 
 
@@ -226,10 +229,25 @@ def _problem(key: str, _inputs: dict[str, Any]) -> Problem:
 
 
 def brief(saved: SavedPlan) -> Brief:
-    """The brief of a saved plan, without risks. Raises InputError when the plan breaks a rule or its inputs are not here."""
+    """The brief of a saved plan, with the headline for its goal. Raises InputError when the plan breaks a rule or its inputs
+    are not here."""
     plan, problem = plan_of(saved), problem_of(saved)
     cached.check_plan(plan, problem)
-    return _brief(plan, problem, plan_in_use(saved))
+    known = _brief(plan, problem, plan_in_use(saved))
+    headline = cached.standing(plan, known.problem, serving_of(saved, problem), known.baseline.plan)
+    return replace(known, standing=headline)
+
+
+def serving_of(saved: SavedPlan, problem: Problem) -> cached.Serving | None:
+    """The serving step that a plan was saved for; None of a pass. Saves of older versions do not say: then the open one."""
+    if SERVING in saved.inputs:
+        return cached.kept_serving(saved.inputs[SERVING], problem)
+    return cached.open_serving(problem)
+
+
+def served_pair(brief: Brief, serving: cached.Serving) -> list[ServedStep]:
+    """The plan and its baseline in the serving step."""
+    return [cached.served(scored.plan, brief.problem, serving) for scored in (brief.own, brief.baseline)]
 
 
 def plan_in_use(saved: SavedPlan) -> Plan | None:
@@ -254,16 +272,6 @@ def _key(problem: Problem) -> tuple[str, ...]:
 )
 def _brief(plan: Plan, problem: Problem, in_use: Plan | None) -> Brief:
     return brief_of(plan, problem, cached.simulate, in_use)
-
-
-@st.cache_resource(
-    max_entries=24,
-    show_spinner="Simulating the plan on the other recordings",
-    hash_funcs={Brief: lambda brief: (brief.own.plan.name, brief.own.plan.id, _key(brief.problem), brief.baseline.plan.name)},
-)
-def with_risks(brief: Brief, others: list[str]) -> Brief:
-    """The brief with the plan's gain on these recordings."""
-    return with_risks_of(brief, [cached.recording(other) for other in others], cached.simulate)
 
 
 def follow() -> tuple[SavedPlan, Place] | None:
@@ -332,6 +340,9 @@ def _open_inputs(saved: SavedPlan) -> None:
     state.change(model=model)
     state.change(second=second["workload"] if second else None)
     state.open_step(TrainingStep.from_dict(inputs["step"], "training step") if "step" in inputs else None)
+    if SERVING in inputs:
+        kept = cached.kept_serving(inputs[SERVING], problem)
+        state.open_serving(None if kept is None else kept.step)
     state.open_graph(OperatorGraph.from_dict(inputs["graph"], "operator graph") if "graph" in inputs else None)
     state.update(cost=inputs["cost"])
     state.update(others=[other.digest for other in problem.others])

@@ -8,6 +8,8 @@ import streamlit as st
 from app import failing, state
 from engine import units
 from engine.compare.evidence import Criterion, Thresholds
+from engine.compare.verdict import Verdict
+from engine.compare.wording import spread_in_words
 
 LABELS = {
     "gain": "gain held out",
@@ -101,7 +103,7 @@ def as_text(criteria: Sequence[Criterion]) -> pd.DataFrame:
 def _value(criterion: Criterion) -> str:
     """The value of a criterion; a plan without replicas adds none, and a move may never pay."""
     if criterion.infinite:
-        return "none" if criterion.at_least else "never"
+        return "no replicas" if criterion.at_least else "never"
     if criterion.value is None:
         return "unknown"
     value, threshold = (_quantity_criteria(number, criterion.unit) for number in (criterion.value, criterion.threshold))
@@ -119,3 +121,9 @@ def _quantity_criteria(value: float, unit: str) -> str:
 def minutes(value: float) -> str:
     """`12.3 min`; shorter times in seconds."""
     return units.seconds(60 * value) if value < 1 else f"{units.digits(value)} min"
+
+
+def spread(verdict: Verdict) -> str:
+    """The range of the gain held out."""
+    parts = (verdict.gain_worst, verdict.gain_best) if len(verdict.parts) > 1 else None
+    return spread_in_words(parts, (verdict.gain_low, verdict.gain_high), verdict.confidence)

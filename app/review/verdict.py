@@ -8,7 +8,6 @@ import streamlit as st
 
 from app import cached, failing, kept, state, studies, tables, widgets
 from app.charts import review as charts
-from app.optimise import serving_page
 from app.review import place, thresholds
 from app.review.brief import Brief
 from app.tables import plain
@@ -39,16 +38,16 @@ EMPTY = (
 )
 
 
-def show(brief: Brief) -> None:
-    """The last verdict, and the choices for another."""
+def show(brief: Brief, serving: cached.Serving | None) -> None:
+    """The last verdict, and the choices for another. serving: the step that is the plan's goal; None: a pass"""
     place.mark("verdict")
     st.subheader("Worth it?", anchor=False)
     if brief.problem.goal is not Goal.INFERENCE:
         st.caption("Only inference plans for a single model can be judged.")
         return
     plan, problem = brief.own.plan, brief.problem
-    wanted = _chosen(plan, problem)
-    kind = _kind(plan)
+    wanted = _chosen(plan, problem, serving)
+    kind = cached.kind_of_verdict(plan)
     _adopt(kind, plan)
     with st.container(horizontal=True, vertical_alignment="center"):
         runs, key = studies.is_running(kind), f"judge-{plan.id[:16]}"
@@ -61,16 +60,12 @@ def show(brief: Brief) -> None:
 
 def last(plan: Plan) -> tuple[Verdict, float] | None:
     """The verdict on a plan that this page shows, and its time in seconds since the epoch; None if there is none yet."""
-    _adopt(_kind(plan), plan)
-    job = studies.newest(_kind(plan))
+    _adopt(cached.kind_of_verdict(plan), plan)
+    job = studies.newest(cached.kind_of_verdict(plan))
     judgement = None
     with suppress(InputError):  # a damaged one; the panel that shows it says so
         judgement = None if job is None else _judgement(cached.result_of(job))
     return None if judgement is None else (judgement.verdict, job.started)
-
-
-def _kind(plan: Plan) -> str:
-    return f"verdict-{plan.id[:16]}"
 
 
 def _judgement(answer: VerdictAnswer | None) -> Judgement | None:
@@ -78,8 +73,8 @@ def _judgement(answer: VerdictAnswer | None) -> Judgement | None:
     return None if answer is None else answer.judgement
 
 
-def _chosen(plan: Plan, problem: Problem) -> dict[str, Any]:
-    """The arguments that a person chooses: recordings, thresholds, and True for a whole step."""
+def _chosen(plan: Plan, problem: Problem, serving: cached.Serving | None) -> dict[str, Any]:
+    """The arguments of a verdict: recordings and thresholds as a person chooses, and the step that is the goal."""
     own = [problem.workload, *problem.others]
     made_from = {recording.digest for recording in (problem.workload, *problem.others)}
     others = {digest: name for digest, name in widgets.fitting_recordings(problem).items() if digest not in made_from}
@@ -99,11 +94,9 @@ def _chosen(plan: Plan, problem: Problem) -> dict[str, Any]:
             "Held out is the later half of the plan's own recordings, where they have an order in time. Open other recordings "
             "of this model on the Workload page to judge it on those too."
         )
-    serving = serving_page.arguments(problem)
-    if serving and not kept.toggle("Judge it in the open serving step", True, key="whole-step"):
-        serving = {}
     digests = [*(recording.digest for recording in own), *held_out]
-    return {"recordings": digests, "thresholds": state.session.thresholds.model_dump(mode="json"), **serving}
+    step = {} if serving is None else {"serving": serving.arguments}
+    return {"recordings": digests, "thresholds": state.session.thresholds.model_dump(mode="json"), **step}
 
 
 def _adopt(kind: str, plan: Plan) -> None:
@@ -195,19 +188,13 @@ def _figures(verdict: Verdict) -> None:
             st.metric(
                 "Gain held out",
                 signed(verdict.gain_held_out),
-                help=f"{units.share(verdict.confidence)} interval {signed(verdict.gain_low)} to "
-                f"{signed(verdict.gain_high)}, over {plain(verdict.deployed)}. The interval covers only the sampling of "
-                "tokens within these recordings, not the spread between workloads and not errors of the simulated times",
+                help=f"{thresholds.spread(verdict)}, over {plain(verdict.deployed)}; without errors of the simulated times",
             )
         if verdict.parts:
             paid = verdict.break_even_steps is not None
-            help = "until the time of moving experts is won back"
-            st.metric("Break-even", break_even(verdict.break_even_steps, verdict.unit) if paid else "never", help=help)
-            st.metric(
-                "Break-even time",
-                thresholds.minutes(verdict.break_even_minutes) if paid else tables.MISSING,
-                help="at the plan's own pace",
-            )
+            help = "until the time of moving experts is won back, at the plan's own pace"
+            after = break_even(verdict.break_even_steps, verdict.unit) if paid else "never"
+            st.metric("Pays back after", after, help=help)
         st.metric("Memory of replicas", units.size(verdict.memory_bytes), help="on all GPUs")
         kept = verdict.persistence
         help = "part of what a plan made for the held-out recordings would gain there that this plan keeps"

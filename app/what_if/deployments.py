@@ -5,9 +5,8 @@ from collections.abc import Sequence
 import pandas as pd
 import streamlit as st
 
-from app import kept, state, studies, tables, widgets
+from app import cached, kept, state, studies, tables, widgets
 from app.charts import sizing as charts
-from app.optimise.serving_form import beside_experts
 from app.tables import plain
 from app.what_if.live import run_button
 from engine import units
@@ -29,7 +28,7 @@ def deployments(problem: Problem) -> None:
         "Finds the cheapest deployments of the open model for a target: engines, GPUs, their division and users, at the prices "
         "that you type. Times are predicted, by parts fitted to measured engines; no recording counts."
     )
-    beside = beside_experts(problem.model)
+    beside = cached.beside_experts(problem.model)
     with st.container(horizontal=True, vertical_alignment="bottom"):
         target = kept.text_input(
             "Target", "20 ms a token", key="deployment-target", width=360, help=f"any of {SERVING_EXAMPLES}; empty: none"

@@ -9,6 +9,7 @@ import streamlit as st
 
 from app import cached, failing, kept, simulations, state, studies, verdict_line, widgets
 from app.charts import what_if as charts
+from app.optimise import serving_page
 from app.tables import plain
 from engine import units
 from engine.compare.sensitivity import USUAL_VALUES, system_for
@@ -137,7 +138,14 @@ def sliders_of(problem: Problem) -> list[Slider]:
         sliders.append(CONTENTION)
     if problem.goal is Goal.TRAINING:
         return sliders + ([BATCH] if problem.graph is None else [])
+    if forecast_serving(problem) is not None:
+        return [*sliders, BATCH]
     return [*sliders, TOKENS, WIDTH]
+
+
+def forecast_serving(problem: Problem) -> cached.Serving | None:
+    """The step that is the goal, where it can be forecast while a slider moves; else None, and the MoE layers are."""
+    return cached.open_serving(problem) if problem.goal is Goal.INFERENCE and is_quick(problem) else None
 
 
 def choose(problem: Problem) -> Change:
@@ -150,7 +158,8 @@ def choose(problem: Problem) -> Change:
         for slider in sliders
     }
     factors = dict(at)
-    if problem.goal is not Goal.TRAINING:
+    served = forecast_serving(problem) is not None
+    if problem.goal is not Goal.TRAINING and not served:
         at["dtype"] = kept.selectbox(
             "Number format",
             DTYPES,
@@ -159,12 +168,13 @@ def choose(problem: Problem) -> Change:
             key=_key("dtype"),
             help="what experts compute with and tokens are sent as",
         )
+        factors["dtype"] = None if at["dtype"] in (AS_NOW, problem.model.dtype) else at["dtype"]
+    if problem.goal is not Goal.TRAINING:
         help = (
             "share of every layer's tokens that go where other layers send theirs, as in Aurora's Q4: the plan knows "
             "nothing of it (one layer: experts shuffled)"
         )
         at["noise"] = kept.slider("Traffic noise", 0, MOST_NOISE, 0, step=5, format="%d %%", key=_key("noise"), help=help)
-        factors["dtype"] = None if at["dtype"] in (AS_NOW, problem.model.dtype) else at["dtype"]
         factors["noise"] = at["noise"] / 100
     change = Change(**factors)
     st.button("Reset all sliders", disabled=change.is_none, on_click=_reset, args=(sliders,), width="stretch")
@@ -241,7 +251,8 @@ def _show(problem: Problem, plans: dict[str, Plan | None], change: Change, is_op
     if again is not None and again.id in after:
         cases.append(charts.Case("Replanned", None, after[again.id]))
     widgets.chart(charts.totals(cases, change.in_words, st.context.theme.type == "dark"), "what-if-totals")
-    overlaps = problem.goal is not Goal.INFERENCE
+    serving = forecast_serving(problem)
+    overlaps = problem.goal is not Goal.INFERENCE or (serving is not None and serving.step.overlap == "two-batch")
     by_gpu = len(cases[0].shown.resources) > 1  # GPUs of a step that do the same are one
     places = st.columns(2, gap="medium") if by_gpu else [None, st.container()]
     if by_gpu:
@@ -257,7 +268,12 @@ def _show(problem: Problem, plans: dict[str, Plan | None], change: Change, is_op
 
 def _said(problem: Problem, is_open: bool, change: Change) -> str:
     parts = [] if is_open else ["No plan is open: this is what is deployed."]
-    if is_quick(problem):
+    if (serving := forecast_serving(problem)) is not None:
+        parts.append(
+            f"The whole step is simulated: {serving_page.step_in_words(serving.step)}. Placement and order of sends stay."
+        )
+        parts.append("Attention and other operators follow the computation speed.")
+    elif is_quick(problem):
         parts.append("Simulated: placement and order of sends stay as they are, only what the sliders set changes.")
     else:
         parts.append(
@@ -270,7 +286,12 @@ def _said(problem: Problem, is_open: bool, change: Change) -> str:
         parts.append("GPUs that do the same at the same time count as one.")
     if problem.goal is Goal.TRAINING:
         parts.append("Width and numbers of a training step are set on the Optimise page.")
-    if change.tokens != 1 and isinstance(problem.workload, RoutingTrace) and problem.goal is not Goal.TRAINING:
+    if (
+        change.tokens != 1
+        and isinstance(problem.workload, RoutingTrace)
+        and serving is None
+        and problem.goal is not Goal.TRAINING
+    ):
         parts.append(f"{problem.workload.tokens * change.tokens:,.0f} tokens per pass.")
     costs = f"Costs: {plain(problem.cost_source)}"
     if change.contention:
@@ -283,11 +304,15 @@ NO_CHANGE = Change()
 
 def outlooks_of(problem: Problem, plans: Sequence[Plan], change: Change = NO_CHANGE) -> dict[str, Outlook]:
     """Outlooks of plans after a change, by plan id. Raises InputError when the change cannot be or a plan does not fit."""
-    key = tuple(input_digests(problem).values())
+    key, serving = tuple(input_digests(problem).values()), forecast_serving(problem)
+    if serving is not None:
+        key += (serving.step.digest, serving.beside.sizes.digest, serving.source.source)
     kept = {plan.id: _kept(plan.id, key, change.digest) for plan in plans}
     missing = [plan for plan in plans if kept[plan.id].outlook is None]
     if missing:
-        for plan, outlook in zip(missing, simulations.outlooks(problem, missing, change), strict=True):
+        for plan, outlook in zip(
+            missing, simulations.outlooks(problem, missing, change, serving and serving.timed), strict=True
+        ):
             kept[plan.id].outlook = outlook
     return {id: place.outlook for id, place in kept.items()}
 

@@ -11,7 +11,6 @@ import streamlit as st
 
 from app import cached, kept, state, studies, tables, widgets
 from app.charts import sizing as charts
-from app.optimise.serving_form import beside_experts
 from app.tables import plain
 from app.what_if.live import outlooks_of, plan_to_study, run_button
 from engine import store, units
@@ -231,7 +230,7 @@ def _question(
         sequences = min(step.sequences * len(problem.cluster.gpus), MOST_SEQUENCES)
         step = step.model_copy(update={"sequences": sequences})
     if step is not None or wanted.sequences or wanted.phase == "prefill":
-        config = beside_experts(problem.model).config
+        config = cached.beside_experts(problem.model).config
     arguments = {
         "recordings": list(recordings),
         "catalogue": None if catalogue is None else as_json(catalogue),

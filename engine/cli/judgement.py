@@ -8,13 +8,13 @@ from typing import Any
 from engine import formats, store
 from engine.cli.inputs import plans_and_problem, read_cost, read_recording, read_travel, split_setting
 from engine.cli.output import answer, columns, progress, stopped_by_signals, table
-from engine.compare.baseline import running
+from engine.compare.baseline import baseline_of, running, travelling_like
 from engine.compare.evidence import Thresholds
 from engine.compare.held_out import roles_of
 from engine.compare.judge import CONFIDENCE, Judge, Serving
 from engine.compare.redundancy import RedundancyPoint, Replication, knee, most_slots, planned_and_judged, redundancy
 from engine.compare.trust import predictions, summaries
-from engine.compare.verdict import verdict_of
+from engine.compare.verdict import evidence_of, headline_of, verdict_from
 from engine.compare.wording import WORDS
 from engine.errors import InputError, StoppedError
 from engine.formats.packaged import is_packaged, packaged_config
@@ -43,15 +43,18 @@ def run_verdict(options: argparse.Namespace) -> int:
             recordings.append(store.load_workload(digest))
     serving, notes = read_serving(options, problem) if options.serving else (None, [])
     with stopped_by_signals() as stop, progress() as report:
-        verdict = verdict_of(
-            plan, problem, recordings, *deployed, thresholds=thresholds, serving=serving, stop=stop, report=report
-        )
-    answer(options, verdict.model_dump(mode="json") | {"notes": notes}, _verdict_as_text)
+        now = deployed[0] if deployed else baseline_of(travelling_like(plan, problem))
+        evidence = evidence_of(plan, problem, recordings, now, serving, stop, report)
+        headline = headline_of(plan, problem, evidence, now, serving, stop)
+    verdict = verdict_from(evidence, thresholds).model_dump(mode="json")
+    shown = {"headline": headline and headline.to_dict(), "in_words": headline.in_words if headline else []}
+    answer(options, verdict | shown | {"notes": notes}, _verdict_as_text)
     return 0
 
 
 def _verdict_as_text(content: dict[str, Any]) -> str:
-    lines = [f"{content['plan']}: {WORDS[content['verdict']]}", *(f"  {reason}" for reason in content["reasons"]), ""]
+    lines = [f"{content['plan']}: {WORDS[content['verdict']]}", *(f"  {line}" for line in content["in_words"])]
+    lines += [*(f"  {reason}" for reason in content["reasons"]), ""]
     limit = {True: "at least ", False: "at most "}
     criteria = {
         "figure": "title",
@@ -83,7 +86,7 @@ def _gain(value: float | None) -> str:
 
 def _value(criterion: dict[str, Any]) -> str:
     if criterion["infinite"]:
-        return "none" if criterion["at_least"] else "never"
+        return "no replicas" if criterion["at_least"] else "never"
     return "unknown" if criterion["value"] is None else _quantity(criterion["value"], criterion["unit"])
 
 

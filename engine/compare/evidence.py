@@ -19,11 +19,13 @@ from engine.compare.held_out import (
     batches_of,
     copies_of,
     held_out,
+    other_phase,
     parts_of,
     persistence_of,
     replicas_of,
 )
 from engine.compare.judge import CONFIDENCE, Judge, interval, ratio_gain, same_work
+from engine.compare.standing import Risk
 from engine.errors import InputError
 from engine.formats import check_recording
 from engine.plan import Plan
@@ -83,6 +85,7 @@ class Evidence(Frozen):
     balanced: None of a pass, and of recordings with errors
     move: None where nothing is held out; minutes: its steps until it pays off, at the plan's pace
     batches: steps of 1, 2, 4, ... sequences on every GPU, none of a pass; see `pays_from`
+    other_phase: of the parts, where none is of the step's; empty: they are
     """
 
     plan: str
@@ -105,6 +108,7 @@ class Evidence(Frozen):
     balanced: Balanced | None = None
     move: Move | None = None
     batches: tuple[Batch, ...] = ()
+    other_phase: str = ""
 
     @property
     def pays_from(self) -> Batch | None:
@@ -125,6 +129,17 @@ class Evidence(Frozen):
     def interval(self, confidence: float) -> tuple[float, float] | None:
         """In which the gain lies as far as its recordings are samples."""
         return None if self.gain is None else interval(self.gain, self.error, confidence)
+
+    @property
+    def spread(self) -> tuple[float, float] | None:
+        """The lowest and the highest gain of the parts; None of fewer than two."""
+        gains = [part.gain for part in self.parts]
+        return (min(gains), max(gains)) if len(gains) > 1 else None
+
+    @property
+    def risks(self) -> tuple[Risk, ...]:
+        """The parts as the headline has them."""
+        return tuple(Risk(part.part, part.seconds, part.seconds_deployed) for part in self.parts)
 
     @property
     def worst(self) -> HeldOut | None:
@@ -162,7 +177,7 @@ def gather(candidates: Candidates, judge: Judge, stop: Stop, report: Report) -> 
     for recording in (*candidates.own, *candidates.others):
         found = check_recording(recording)
         faults += [f"{recording.name}: {finding.message}" for finding in found if finding.severity == "error"]
-    planned = [] if same or faults else parts_of(candidates)
+    planned = [] if same or faults else parts_of(candidates, judge.phase)
     parts = tuple(held_out(planned, candidates, judge, stop, report))
     k, experts = judge.problem.model.experts_per_token, judge.problem.model.experts
     counted = [recording for part in planned for recording in (part.recording, *part.made_from)]
@@ -190,6 +205,7 @@ def gather(candidates: Candidates, judge: Judge, stop: Stop, report: Report) -> 
         balanced=None if faults or judge.serving is None else _balanced(candidates, same, parts, judge, stop),
         move=_move(deployed, plan, parts, judge) if parts else None,
         batches=tuple(batches_of(planned, candidates, judge, stop, report)),
+        other_phase=other_phase((part.phase for part in parts), judge.phase),
     )
 
 

@@ -299,13 +299,6 @@ class Migration:
     bound: float
     steps: float
 
-    @property
-    def pays_off(self) -> str:
-        """`pays off after 13 passes`, by whole passes."""
-        if math.isinf(self.steps):
-            return "never pays off, as the plan is no faster"
-        return "pays off in the first pass" if self.steps <= 1 else f"pays off after {math.ceil(self.steps):,} passes"
-
 
 def migration(now: Placement, new: Placement, problem: Problem, seconds_now: float, seconds_new: float) -> Migration:
     """From one placement to another on the problem's cluster; seconds_now, seconds_new: simulated seconds of a pass."""

@@ -4,9 +4,10 @@ Recordings are cut into a half to plan on and a half to score on. Tokens of one 
 whole if a recording names them. On the earlier half the system that made the plan is run again.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +19,11 @@ from engine.plan import Plan
 from engine.problem import MEMORY_SHARE, Problem
 from engine.result import Provenance, Stop
 from engine.schema import Frozen
-from engine.serving.step import recording_of_step
+from engine.serving.step import Phase, recording_of_step
 from engine.systems import SYSTEMS, System
 from engine.systems.base import Report, silent
 from engine.systems.options import Options
-from engine.workload import ExpertLoad, RoutingTrace, Workload
+from engine.workload import DECODE, PREFILL, ExpertLoad, RoutingTrace, Workload
 
 
 def halves(trace: RoutingTrace) -> tuple[RoutingTrace, RoutingTrace, str]:
@@ -135,6 +136,7 @@ class HeldOut(Frozen):
 
     by: "time": the later half of a recording, judged with the plan that the same system makes of the earlier one;
         "recording": another recording, judged with the plan as it is
+    phase: see `phase_of`
     tokens: held out; seconds_deployed, seconds: of a step or a pass; error: standard error of the gain, see `gain_of`
     made_for_it: gain of the plan that the same system makes of this very part; linear: of contiguous blocks;
         without_replicas: of the same system without spare slots, made of the same recordings as the plan. None: unknown
@@ -151,6 +153,7 @@ class HeldOut(Frozen):
     made_for_it: float | None = None
     linear: float | None = None
     without_replicas: float | None = None
+    phase: Phase | None = None
 
 
 class Batch(Frozen):
@@ -218,14 +221,40 @@ def held_out(parts: Sequence[Part], candidates: Candidates, judge: Judge, stop: 
         raise StoppedError("stopped before there was a verdict")
 
 
-def parts_of(candidates: Candidates) -> list[Part]:
-    """The later halves of the plan's own recordings where its system can be run again on the earlier ones, then all others."""
+def parts_of(candidates: Candidates, phase: Phase | None) -> list[Part]:
+    """The later halves of the plan's own recordings where its system can be run again on the earlier ones, then all others; of
+    these the ones of the phase, see `of_phase`."""
     parts = []
     halves = [by_time(recording) for recording in candidates.own]
     if candidates.maker is not None and halves and halves[0] is not None:
         earlier = tuple(cut[0] if cut else whole for cut, whole in zip(halves, candidates.own, strict=True))
         parts += [Part("time", cut[1], earlier) for cut in halves if cut]
-    return parts + [Part("recording", recording, candidates.own) for recording in candidates.others]
+    parts += [Part("recording", recording, candidates.own) for recording in candidates.others]
+    return of_phase(parts, phase, lambda part: part.recording)
+
+
+PHASES: dict[int, Phase] = {PREFILL: "prefill", DECODE: "decode"}
+Sample = TypeVar("Sample")
+
+
+def phase_of(recording: Workload) -> Phase | None:
+    """The phase that a recording is of: all of its tokens, else by its name (`decode_in2000`); None: of both, or unknown."""
+    if isinstance(recording, RoutingTrace) and recording.phase is not None and len(recording.phase):
+        first = int(recording.phase[0])
+        return PHASES[first] if (recording.phase == first).all() else None
+    named = {phase for phase in PHASES.values() if re.search(rf"(?<![a-z]){phase}(?![a-z])", recording.name.lower())}
+    return named.pop() if len(named) == 1 else None
+
+
+def of_phase(samples: Sequence[Sample], phase: Phase | None, recording: Callable[[Sample], Workload]) -> list[Sample]:
+    """Those with recordings of the phase where there are any; else all, since a judgement on the other phase is better than
+    none. phase: None: any"""
+    return [sample for sample in samples if phase is not None and phase_of(recording(sample)) == phase] or list(samples)
+
+
+def other_phase(phases: Iterable[Phase | None], phase: Phase | None) -> str:
+    """The phase that a plan is judged on if it is not that of its step, else nothing."""
+    return next((judged for judged in phases if phase and judged and judged != phase), "")
 
 
 def _report_of(part: Part, share: float, report: Report) -> Report:
@@ -261,6 +290,7 @@ def _judged(part: Part, candidates: Candidates, judge: Judge, stop: Stop, report
         made_for_it=over_deployed(fresh),
         linear=over_deployed(candidates.linear),
         without_replicas=over_deployed(bare),
+        phase=phase_of(recording),
     )
 
 
@@ -337,17 +367,23 @@ AT_STEP = ", at "
 
 
 def split_by_origin(
-    plan: Plan, recordings: Sequence[Workload], judge: Judge
+    plan: Plan, recordings: Sequence[Workload], judge: Judge, at_step: Callable[[Workload, Judge], str] | None = None
 ) -> tuple[tuple[Workload, ...], tuple[Workload, ...]]:
     """(those that the plan was made from, the first of them the one it was planned for, none where one is missing; those that
     it has not seen), each once.
 
     A recording is known by a digest in the plan's provenance, its own or that of itself at the tokens of the judge's step; one
     at the tokens of another step, by its name.
+
+    at_step: `step_digest`, for a caller that keeps its answers
     """
+
+    def digests(recording: Workload) -> list[str]:
+        return [recording.digest] + ([] if judge.serving is None else [(at_step or step_digest)(recording, judge)])
+
     roles = roles_of(plan)
     distinct = list({recording.digest: recording for recording in recordings}.values())
-    known = {roles[digest]: recording for recording in distinct for digest in _digests(recording, judge) if digest in roles}
+    known = {roles[digest]: recording for recording in distinct for digest in digests(recording) if digest in roles}
     own = {
         role: next((whole for whole in distinct if recording.name.startswith(whole.name + AT_STEP)), recording)
         for role, recording in known.items()
@@ -367,9 +403,6 @@ def roles_of(plan: Plan) -> dict[str, str]:
     }
 
 
-def _digests(recording: Workload, judge: Judge) -> list[str]:
-    digests = [recording.digest]
-    if judge.serving is not None:
-        gpus = len(judge.problem.cluster.gpus)
-        digests.append(recording_of_step(recording, judge.serving.step, judge.problem.model, gpus).digest)
-    return digests
+def step_digest(recording: Workload, judge: Judge) -> str:
+    """The digest of a recording at the tokens of the judge's step."""
+    return recording_of_step(recording, judge.serving.step, judge.problem.model, len(judge.problem.cluster.gpus)).digest

@@ -9,7 +9,7 @@ from engine.compare.what_if import is_quick, least
 from engine.plan import Plan
 from engine.problem import Problem
 from engine.result import Floats, Stop, never
-from engine.serving.step import load_of_step
+from engine.serving.step import Phase, load_of_step
 from engine.simulate import simulate
 from engine.simulate.serving import Serving, are_measured, with_fused_experts
 from engine.simulate.work import loads_of
@@ -50,6 +50,11 @@ class Judge:
             return f"{PASS} through the MoE layers, without attention and dense layers{ports}"
         step = self.serving.step
         return f"a whole {step.phase} step of {step.sequences} sequences per GPU"
+
+    @property
+    def phase(self) -> Phase | None:
+        """The phase of the step; None of a pass."""
+        return None if self.serving is None else self.serving.step.phase
 
     def seconds(self, plan: Plan, recording: Workload, stop: Stop = never) -> float:
         """Seconds of a step or pass; raises InputError when the plan does not fit. A pass on very many GPUs is not simulated

@@ -1,15 +1,19 @@
-"""The standing of a plan against its baseline: the figures of its verdict line, the same for every goal."""
+"""The headline of a plan: how it stands against its baseline. Every page, file and command takes its figures from here, for
+every goal; the gain is held out wherever something is."""
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import ceil, isinf
+from typing import Any, Literal
 
 from engine.compare.figures import Metrics, Migration, gap_over_placements, speedup
 from engine.goal import Goal
+from engine.placement.migration import break_even
 from engine.plan import Plan
 from engine.problem import Problem
 from engine.result import relative_gap
 from engine.serving.figures import ServingFigures
-from engine.units import ratio, seconds, share
+from engine.units import digits, ratio, seconds, share, signed, size
 
 Span = Literal["pass", "step", "token", "prompt"]
 """The span of the seconds: a pass through all MoE layers, a training step, a step of decode, one of prefill."""
@@ -20,7 +24,7 @@ ALIKE = 0.005
 
 @dataclass(frozen=True)
 class Risk:
-    """A plan on a recording that it was not made from: simulated seconds of it and of the baseline there."""
+    """A plan on a recording, or a later half, that it was not made from: simulated seconds of it and of the baseline there."""
 
     recording: str
     seconds: float
@@ -37,12 +41,15 @@ class Standing:
     """The figures of a plan against its baseline.
 
     plan, deployed: names; is_deployed: True if they are one
-    seconds, deployed_seconds: simulated
+    seconds, deployed_seconds: simulated on the recording that is looked at
     tokens_per_second: of one GPU
     bound: seconds that no order of the plan's sends can beat; bound_covers: sentences on that
-    move: from the baseline; None: not counted
-    risks: on other recordings, worst first; None: there are some, but none was scored
+    move: from the baseline, with the steps until it has paid; None: not counted
+    risks: held out, worst first; None: there is something, but it was not scored
     placement_gap: see `gap_over_placements`
+    gpus: of the cluster
+    recorded: False if routing is assumed, so that there is nothing to hold out
+    other_phase: of the recordings that it is judged on, where that is not the step's
     """
 
     plan: str
@@ -57,16 +64,96 @@ class Standing:
     move: Migration | None
     risks: tuple[Risk, ...] | None = ()
     placement_gap: float | None = None
+    gpus: int = 1
+    recorded: bool = True
+    other_phase: str = ""
 
     @property
     def gain(self) -> float:
-        """Speed over the baseline: 2 is twice as fast."""
-        return speedup(self.deployed_seconds, self.seconds)
+        """Speed over the baseline, 2 is twice as fast: the mean of all that is held out, else in sample."""
+        return gain_held_out(self.risks) if self.is_held_out else speedup(self.deployed_seconds, self.seconds)
+
+    @property
+    def is_held_out(self) -> bool:
+        """True if the gain is that on recordings that the plan was not made from."""
+        return bool(self.risks) and not self.is_deployed
+
+    @property
+    def scope(self) -> str:
+        """`held out`, `in sample`, or nothing where routing is assumed."""
+        return "held out" if self.is_held_out else "in sample" if self.recorded else ""
+
+    @property
+    def spread(self) -> tuple[float, float] | None:
+        """The lowest and the highest gain of all that is held out; None of fewer than two."""
+        gains = [risk.gain for risk in self.risks or ()]
+        return (min(gains), max(gains)) if self.is_held_out and len(gains) > 1 else None
+
+    @property
+    def gain_words(self) -> str:
+        """`+10.9 % held out (+7.5 % to +13.3 % on 3 recordings)`"""
+        words = f"{signed(self.gain - 1)} {self.scope}".rstrip()
+        if self.spread is not None:
+            low, high = (signed(gain - 1) for gain in self.spread)
+            return f"{words} ({low} to {high} on {len(self.risks)} recordings{self.of_phase})"
+        return f"{words} (on {self.risks[0].recording}{self.of_phase})" if self.is_held_out else words
+
+    @property
+    def of_phase(self) -> str:
+        """` of prefill`, where the step is another."""
+        return f" of {self.other_phase}" if self.other_phase else ""
+
+    @property
+    def tokens_in_all(self) -> float:
+        """Tokens a second of the cluster."""
+        return self.tokens_per_second * self.gpus
+
+    @property
+    def tokens_per_user(self) -> float | None:
+        """Tokens a second of a sequence in decode; None of anything else."""
+        return 1 / self.seconds if self.span == "token" and self.seconds else None
+
+    @property
+    def payback(self) -> str:
+        """`after 144 steps, 4.88 s`: the one count of it."""
+        return paid_back(self.move, "step" if self.span in ("token", "prompt", "step") else "pass", pace(self)[1])
 
     @property
     def against(self) -> str:
-        """`1.38× as fast as Linear placement`, or that it is not faster."""
-        return gain_in_words(self.gain, self.deployed)
+        """`1.38× as fast as Linear placement, held out`, or that it is not faster."""
+        return ", ".join(filter(None, (gain_in_words(self.gain, self.deployed), self.scope)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON. gain, lowest, highest: as shares; payback_steps: None where it never pays."""
+        low, high = self.spread or (None, None)
+        steps = None if self.move is None or isinf(self.move.steps) else self.move.steps
+        return {
+            "plan": self.plan,
+            "deployed": self.deployed,
+            "span": self.span,
+            "seconds": self.seconds,
+            "deployed_seconds": self.deployed_seconds,
+            "gain": self.gain - 1,
+            "scope": self.scope,
+            "lowest": low and low - 1,
+            "highest": high and high - 1,
+            "tokens_per_second_per_gpu": self.tokens_per_second,
+            "tokens_per_second": self.tokens_in_all,
+            "tokens_per_second_per_user": self.tokens_per_user,
+            "move_bytes": self.move and self.move.bytes,
+            "move_seconds": self.move and self.move.seconds,
+            "payback_steps": steps,
+        }
+
+    @property
+    def in_words(self) -> list[str]:
+        """Time, rates and gain, and the cost of moving: a line each."""
+        rates = [f"{digits(self.tokens_per_second)} tokens/s per GPU", f"{digits(self.tokens_in_all)} in all"]
+        rates += [f"{digits(self.tokens_per_user)} per user"] if self.tokens_per_user else []
+        lines = [f"{seconds(self.seconds)} per {self.span}: {', '.join(rates)}", f"{self.gain_words} over {self.deployed}"]
+        if self.move is not None and self.move.copies:
+            lines.append(f"moves {size(self.move.bytes)} in {seconds(self.move.seconds)}, pays back {self.payback}")
+        return lines
 
     @property
     def gap(self) -> float:
@@ -90,14 +177,17 @@ def standing_of(
     base: Metrics | ServingFigures,
     problem: Problem,
     move: Migration | None,
-    risks: tuple[Risk, ...] | None = (),
+    risks: Iterable[Risk] | None = (),
+    other_phase: str = "",
 ) -> Standing:
     """Return how a plan stands against its baseline, the same for every page, command and goal.
 
     own, base: figures of the plan and of the baseline; those of a serving step say nothing of placements in general
-    move: from the baseline to the plan; None: not counted
-    risks: on other recordings, worst first; None: not scored yet
+    move: from the baseline to the plan, its steps are counted here; None: not counted
+    risks: all that is held out; None: not scored yet
+    other_phase: see `Standing`
     """
+    risks = None if risks is None else tuple(sorted(risks, key=lambda risk: risk.gain))
     if isinstance(own, ServingFigures):
         span, total, base_total = ("token" if own.step.phase == "decode" else "prompt"), own.seconds, base.seconds
         rate, bound, gap = own.tokens_per_second, own.bound, None
@@ -106,7 +196,7 @@ def standing_of(
         span, total, base_total = ("step" if problem.goal is Goal.TRAINING else "pass"), own.total, base.total
         rate, bound, gap = tokens_per_second(problem, total), own.order_bound, gap_over_placements(plan, own)
         covers = bound_sentence(plan, own)
-    return Standing(
+    standing = Standing(
         plan=plan.name,
         deployed=baseline.name,
         is_deployed=plan.id == baseline.id,
@@ -119,7 +209,36 @@ def standing_of(
         move=move,
         risks=risks,
         placement_gap=gap,
+        gpus=len(problem.cluster.gpus),
+        recorded=problem.step is None or problem.step.routing == "recorded",
+        other_phase=other_phase if risks else "",
     )
+    if move is None or not move.copies:
+        return standing
+    return replace(standing, move=replace(move, steps=break_even(move.seconds, *pace(standing))))
+
+
+def gain_held_out(risks: Sequence[Risk]) -> float:
+    """The mean speed over the baseline on all that is held out: each part counts alike."""
+    return sum(risk.gain for risk in risks) / len(risks)
+
+
+def pace(standing: Standing) -> tuple[float, float]:
+    """Mean seconds of the baseline and of the plan, by which a move pays back: held out, else in sample."""
+    if not standing.is_held_out:
+        return standing.deployed_seconds, standing.seconds
+    risks = standing.risks
+    return sum(risk.baseline for risk in risks) / len(risks), sum(risk.seconds for risk in risks) / len(risks)
+
+
+def paid_back(move: Migration | None, span: str, step_seconds: float) -> str:
+    """`after 144 steps, 4.88 s`. span: `pass` or `step`; step_seconds: of one"""
+    if move is None or isinf(move.steps):
+        return "never"
+    if move.steps <= 1:
+        return f"in the first {span}"
+    plural = "passes" if span == "pass" else "steps"
+    return f"after {digits(ceil(move.steps))} {plural}, {seconds(move.steps * step_seconds)}"
 
 
 def is_loss(gain: float) -> bool:

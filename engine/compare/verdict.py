@@ -7,8 +7,11 @@ from pydantic import Field
 
 from engine.compare.baseline import baseline_of, travelling_like
 from engine.compare.evidence import Balanced, Criterion, Evidence, Thresholds, Word, decide, gather
+from engine.compare.figures import metrics, migration
 from engine.compare.held_out import Batch, HeldOut, candidates_of, split_by_origin
 from engine.compare.judge import Judge, Serving
+from engine.compare.standing import Standing, standing_of
+from engine.compare.what_if import is_quick
 from engine.compare.wording import reasons
 from engine.errors import InputError
 from engine.goal import Goal
@@ -36,7 +39,8 @@ class Verdict(Frozen):
     """The verdict on a plan, and every figure behind it. Shares, bytes, seconds; None: unknown.
 
     plan, deployed, unit: see `Evidence`
-    gain_held_out: mean over `parts`; gain_low, gain_high: its interval at this `confidence`; gain_worst: on the worst part
+    gain_held_out: mean over `parts`; gain_low, gain_high: its interval at this `confidence`, from the tokens that were
+        recorded; gain_worst, gain_best: on the worst and the best part
     persistence: see `engine.compare.held_out.persistence_of`
     memory_bytes: of replicas, on all GPUs; memory_bytes_per_gpu: most that a GPU holds more than now; memory_share: of the
         fullest GPU
@@ -54,6 +58,7 @@ class Verdict(Frozen):
     gain_high: float | None
     confidence: float
     gain_worst: float | None
+    gain_best: float | None = None
     persistence: float | None
     memory_bytes: float = Field(ge=0)
     memory_bytes_per_gpu: float
@@ -127,6 +132,24 @@ def evidence_of(
     return gather(candidates_of(plan, deployed, own, others, judge), judge, stop, report)
 
 
+def headline_of(
+    plan: Plan, problem: Problem, evidence: Evidence, deployed: Plan, serving: Serving | None = None, stop: Stop = never
+) -> Standing | None:
+    """The headline of a judged plan on the problem's recording; None of a pass that takes long to simulate. Arguments as of
+    `evidence_of`. Raises InputError when a plan does not fit."""
+    here = travelling_like(plan, problem)
+    if serving is not None:
+        own, base = (serving.served(each, here, stop).figures for each in (plan, deployed))
+        times = base.seconds, own.seconds
+    elif is_quick(here):
+        own, base = (metrics(each, here) for each in (plan, deployed))
+        times = base.total, own.total
+    else:
+        return None
+    move = migration(deployed.placement, plan.placement, here, *times)
+    return standing_of(plan, own, deployed, base, here, move, evidence.risks, evidence.other_phase)
+
+
 def verdict_from(evidence: Evidence, thresholds: Thresholds) -> Verdict:
     """The verdict by these thresholds, at once: nothing is timed or planned again."""
     decision = decide(evidence, thresholds)
@@ -142,6 +165,7 @@ def verdict_from(evidence: Evidence, thresholds: Thresholds) -> Verdict:
         gain_high=high,
         confidence=thresholds.confidence,
         gain_worst=worst and worst.gain,
+        gain_best=max((part.gain for part in evidence.parts), default=None),
         persistence=evidence.persistence,
         memory_bytes=evidence.replica_bytes,
         memory_bytes_per_gpu=evidence.added_bytes,

@@ -16,8 +16,10 @@ from engine.network import Network
 from engine.plan import Plan
 from engine.problem import Problem
 from engine.schema import Amounts, Frozen
+from engine.serving.step import Operator, Operators, OperatorsOfTypes, OperatorSource, ServingStep
 from engine.simulate import bound_of_plan, loads_of, simulate
 from engine.simulate.inference import bound_of_work, bounds_of_exchanges, least_of_work
+from engine.simulate.serving import Serving, are_measured, serve, with_fused_experts
 from engine.simulate.work import works_of
 from engine.timeline import Timeline
 from engine.workload import TrafficMatrix, Workload
@@ -164,11 +166,69 @@ def outlook(plan: Plan, problem: Problem) -> Outlook:
     )
 
 
-def outlook_after(problem: Problem, plan: Plan, change: Change) -> Outlook:
+def outlook_after(problem: Problem, plan: Plan, change: Change, serving: Serving | None = None) -> Outlook:
     """The times of a plan after a change: simulated if that `is_quick`, otherwise see `least`. Raises InputError as `changed`
-    and `outlook` do."""
+    and `outlook` do.
+
+    serving: the step that is forecast, always simulated; None: the pass or training step
+    """
+    if serving is not None:
+        return _of_served(problem, plan, change, serving)
     then = problem if change.is_none else changed(problem, change)
     return outlook(plan, then) if is_quick(then) else least(plan, then)
+
+
+@dataclass(frozen=True)
+class _Faster:
+    """Operators on GPUs that compute so many times as fast."""
+
+    operators_now: OperatorSource
+    factor: float
+
+    @property
+    def source(self) -> str:
+        return f"{self.operators_now.source}, {self.factor:.3g}× as fast"
+
+    def operators(self, step: ServingStep) -> tuple[Operator, ...]:
+        return tuple(replace(each, seconds=each.seconds / self.factor) for each in self.operators_now.operators(step))
+
+
+def _of_served(problem: Problem, plan: Plan, change: Change, serving: Serving) -> Outlook:
+    """The whole step after a change; of its tokens the sequences change. Experts keep their measured kernels."""
+    if change.width != 1 or change.dtype or change.gpu_type:
+        raise InputError("of a serving step network, computation, latency, batch and noise can be changed here")
+    step, source = serving.step, serving.source
+    sequences = max(1, round(step.sequences * change.tokens))
+    if step.overlap == "two-batch":
+        sequences += sequences % 2
+    step = step.model_copy(update={"sequences": sequences})
+    here = with_fused_experts(problem, plan, step) if are_measured(source, problem.cluster) else problem
+    if not change.is_none:
+        here = changed(here, change.model_copy(update={"tokens": 1}))
+    if change.compute != 1:
+        source = _all_faster(source, change.compute)
+    served = serve(plan, here, step, source, serving.sizes)
+    figures, whole = served.figures, served.whole(problem.model)
+    if step.overlap == "two-batch":
+        parts = whole.decomposition()
+    else:
+        moe = {kind: seconds for kind, seconds in served.timeline.seconds_of_kind().items() if seconds}
+        parts = {"dense": figures.seconds - sum(moe.values())} | moe
+    return Outlook(
+        total=figures.seconds,
+        bound=figures.bound,
+        parts={name: value for name, value in parts.items() if value > 0},
+        compute=whole.busy("compute"),
+        network=whole.busy("network"),
+        resources=whole.resources,
+        layers=_layer_seconds(whole, problem.workload.layers),
+    )
+
+
+def _all_faster(source: Operators, factor: float) -> Operators:
+    if isinstance(source, OperatorsOfTypes):
+        return OperatorsOfTypes({kind: _Faster(each, factor) for kind, each in source.of_kind.items()})
+    return _Faster(source, factor)
 
 
 def is_quick(problem: Problem) -> bool:

@@ -72,10 +72,16 @@ def _gain(evidence: Evidence, limits: Thresholds) -> str:
     low, high = evidence.interval(limits.confidence)
     parts = len(evidence.parts)
     where = f"{parts} held-out parts" if parts > 1 else f"{evidence.parts[0].part}, held out,"
-    return (
-        f"On {where} it is {ratio(1 + evidence.gain)} as fast as what is deployed: {signed(evidence.gain)} "
-        f"({share(limits.confidence)} interval {signed(low)} to {signed(high)})."
-    )
+    says = spread_in_words(evidence.spread, (low, high), limits.confidence)
+    judged = f" Judged on {evidence.other_phase}, as nothing held out is of the step's phase." if evidence.other_phase else ""
+    return f"On {where} it is {ratio(1 + evidence.gain)} as fast as what is deployed: {signed(evidence.gain)} ({says}).{judged}"
+
+
+def spread_in_words(parts: tuple[float, float] | None, interval: tuple[float, float], confidence: float) -> str:
+    """The gains of the held-out parts, lowest to highest, or the interval that their tokens leave, whichever is wider."""
+    if parts is not None and parts[1] - parts[0] > interval[1] - interval[0]:
+        return f"{signed(parts[0])} to {signed(parts[1])} between recordings"
+    return f"{share(confidence)} interval {signed(interval[0])} to {signed(interval[1])}"
 
 
 def _worst(evidence: Evidence, limits: Thresholds) -> list[str]:

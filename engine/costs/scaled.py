@@ -65,7 +65,10 @@ class Scaled(Derived):
     def expert_ffn(self, gpu: Gpu, tokens: np.ndarray, model: MoEModel) -> np.ndarray:
         return self.inner.expert_ffn(gpu, self.tokens * np.asarray(tokens), model) / self._speed(gpu)
 
-    ffn_of_gpus = CostModel.ffn_of_gpus  # in the order in which unscaled ones add up
+    def ffn_of_gpus(
+        self, gpu: Gpu, tokens: np.ndarray, place: tuple[np.ndarray, ...], shape: tuple[int, ...], model: MoEModel
+    ) -> np.ndarray:
+        return self.inner.ffn_of_gpus(gpu, self.tokens * np.asarray(tokens), place, shape, model) / self._speed(gpu)
 
     def gate(self, gpu: Gpu, tokens: np.ndarray, model: MoEModel) -> np.ndarray:
         return self.inner.gate(gpu, self.tokens * np.asarray(tokens), model) / self._speed(gpu)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
+import pandas as pd
 
 from engine.cluster import Cluster
 from engine.costs.fused_experts import FusedExperts, kernel_table
@@ -118,7 +119,11 @@ class Serving:
 
     def seconds(self, plan: Plan, problem: Problem, stop: Stop = never) -> float:
         """Seconds of the step under a plan. Raises InputError as `serve` does."""
-        return serve_as_measured(plan, problem, self.step, self.source, self.sizes, stop).figures.seconds
+        return self.served(plan, problem, stop).figures.seconds
+
+    def served(self, plan: Plan, problem: Problem, stop: Stop = never) -> "ServedStep":
+        """The step under a plan. Raises InputError as `serve` does."""
+        return serve_as_measured(plan, problem, self.step, self.source, self.sizes, stop)
 
     def dealt(self, problem: Problem, plan: Plan | None = None) -> Ints:
         """int64[gpu]: sequences in the step under a plan, or where it is not known yet."""
@@ -137,6 +142,29 @@ class ServedStep:
 
     figures: ServingFigures
     timeline: Timeline
+
+    def whole(self, model: MoEModel) -> Timeline:
+        """The timeline of the whole step: before every MoE layer the attention and the other operators of the layer, as long
+        as on the GPU that is busiest with them; before the first one the embedding and the dense layers, and after the last one
+        the head. With two batches only what stands outside the layers is added."""
+        events, gpus = self.timeline.events, len(self.timeline.resources)
+        layers = int(events["layer"].max()) + 1 if len(events) else 0
+        outside = max(self.figures.seconds - self.timeline.total, 0.0)
+        head = min(outside, sum(operator.seconds for operator in self.figures.operators if operator.kind == "head"))
+        inside = 0.0
+        if self.figures.step.overlap == "none" and layers:
+            inside = min(_inside_layer(self.figures.operators, model), (outside - head) / layers)
+        begin = max(outside - head - inside * layers, 0.0)
+        shift = begin + inside * (events["layer"].to_numpy() + 1)
+        moved = events.assign(start=events["start"] + shift, end=events["end"] + shift)
+        log, ready = EventLog(), moved.groupby("layer")["start"].min()
+        everywhere = np.ones(gpus)
+        log.compute("dense", 0, 0.0, begin * everywhere)
+        for layer in range(layers if inside else 0):
+            log.compute("dense", layer, float(ready[layer]) - inside, inside * everywhere)
+        log.compute("dense", max(layers - 1, 0), begin + inside * layers + self.timeline.total, head * everywhere)
+        every = pd.concat([log.frame(), moved]).sort_values(["start", "end"], kind="stable", ignore_index=True)
+        return replace(self.timeline, events=every[list(events.columns)].astype(events.dtypes), labels=None)
 
 
 def serve(
@@ -175,7 +203,7 @@ def serve(
         longer = 1 / (1 - HELD_BY_EXCHANGES[work.unit])
         timed = {share: _with_fewer_processors(operators, longer) for share, operators in timed.items()}
         work = replace(work, compute={kind: seconds * longer for kind, seconds in work.compute.items()})
-    inside = np.array([_inside_layer(timed[share], problem) for share in shares])
+    inside = np.array([_inside_layer(timed[share], problem.model) for share in shares])
     whole = np.array([seconds_of(timed[share]) for share in shares])
     if batches == 2:
         log_two_batches(log, work, inside, plan.send_order, problem.network, stop)
@@ -265,9 +293,9 @@ def _seconds_with(source: OperatorSource, step: ServingStep, sequences: int) -> 
     return seconds_of(operators_of(source, sequences, step))
 
 
-def _inside_layer(operators: tuple[Operator, ...], problem: Problem) -> float:
+def _inside_layer(operators: tuple[Operator, ...], model: MoEModel) -> float:
     """Mean seconds of the operators inside one MoE layer; embedding, head and dense layers are outside."""
-    layers, moe_layers = problem.model.layers, len(problem.model.moe_layers)
+    layers, moe_layers = model.layers, len(model.moe_layers)
     return sum(
         operator.seconds / (moe_layers if operator.kind in IN_MOE_LAYERS else layers)
         for operator in operators

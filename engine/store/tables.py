@@ -63,6 +63,7 @@ saved_plan = Table(
     Column("seconds", Float),
     Column("deployed_seconds", Float),
     Column("deployed", Text),
+    Column("headline", Float),
     Index("uq_saved_plan_workspace_plan", "workspace", "plan", unique=True),
 )
 """inputs: digest of every input by role, with its name

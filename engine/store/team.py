@@ -42,6 +42,7 @@ class Summary:
     seconds: simulated, when it was saved
     deployed_seconds: simulated, of the baseline deployed then
     deployed: name of that baseline
+    headline: speed relative to that baseline, held out where something was; see `engine.compare.standing.Standing.gain`
     """
 
     cluster: str | None = None
@@ -49,10 +50,13 @@ class Summary:
     seconds: float | None = None
     deployed_seconds: float | None = None
     deployed: str | None = None
+    headline: float | None = None
 
     @property
     def gain(self) -> float | None:
-        """Speed relative to the deployed baseline; None if either time is not known or zero."""
+        """Speed relative to the deployed baseline, by the times where nobody noted it; None if either is not known or zero."""
+        if self.headline is not None:
+            return self.headline
         return self.deployed_seconds / self.seconds if self.deployed_seconds and self.seconds else None
 
 

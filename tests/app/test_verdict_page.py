@@ -63,7 +63,7 @@ def test_a_verdict_is_told_once_it_is_asked_for_and_seen_by_others(app: AppTest)
     assert beside["Compared with"].tolist() == [row.name for row in wanted.beside]
     assert any(name.startswith("no plan: experts in contiguous blocks") for name in beside["Compared with"])
     labels = {metric.label for metric in app.metric}
-    assert {"Gain held out", "Break-even", "Break-even time", "Persistence", "Memory of replicas"} <= labels
+    assert {"Gain held out", "Pays back after", "Persistence", "Memory of replicas"} <= labels
     others = link(plan=app.saved.plan)
     assert others.title[0].value == app.title[0].value and not others.error
     job = runner.jobs(store.data_folder(), "verdict")[0]
@@ -174,7 +174,7 @@ EVEN = {"name": "break_even_minutes", "unit": "minutes"}
         (criterion(), "10 %", "at least 5.0 %"),
         (criterion(value=None, passed=False), "unknown", "at least 5.0 %"),
         (criterion(value=0.0497, passed=False), "4.97 %", "at least 5.0 %"),
-        (criterion(name="replica_gain", value=None, infinite=True), "none", "at least 5.0 %"),
+        (criterion(name="replica_gain", value=None, infinite=True), "no replicas", "at least 5.0 %"),
         (criterion(**EVEN, value=None, infinite=True, at_least=False, passed=False), "never", "at most 3 s"),
         (criterion(**EVEN, value=90.0, threshold=10.0, at_least=False), "90 min", "at most 10 min"),
         (criterion(**EVEN, value=0.5, threshold=10.0), "30 s", "at least 10 min"),
