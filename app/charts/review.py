@@ -16,30 +16,42 @@ from engine.units import ratio, seconds, share, signed
 
 MOST_GPUS = 16
 """Most GPUs with a lane: a brief has to be read in one go. The Timeline page has them all."""
+EVEN = 0.02
+"""Farthest from the mean that a load is even."""
 SPARSE = 2_000
 """Cells of a heatmap that have room for gaps between them."""
 
 
-def placement(plan: Plan, problem: Problem, pointed_at: int | None = None) -> go.Figure:
-    """Token copies that every GPU serves in every MoE layer, over the mean of the layer; two models one below the other.
-
-    pointed_at: a GPU to be framed
-    """
+def relative_load(plan: Plan, problem: Problem) -> tuple[np.ndarray, list[str]]:
+    """float64[row, GPU], token copies that every GPU serves in every MoE layer over the mean of the layer, the layers of two
+    models one below the other; and the rows' names."""
     loads, rows = [], []
     for own, whose in zip(loads_of(plan, problem), ("", ", second model"), strict=False):
         load = own.served.sum(axis=1)
         mean = load.mean(axis=1, keepdims=True)
         loads.append(np.divide(load, mean, out=np.ones_like(load), where=mean > 0))
         rows += [f"layer {layer}{whose}" for layer in range(len(load))]
-    load = np.concatenate(loads)
+    return np.concatenate(loads), rows
+
+
+def evenly_loaded(load: np.ndarray) -> str | None:
+    """A sentence in place of a map without anything to see: all GPUs within EVEN of the mean; None: there is. load: see
+    `relative_load`"""
+    far = float(np.abs(load - 1).max())
+    return None if far > EVEN else f"Every GPU serves the mean of every layer, at most {share(far)} off."
+
+
+def placement(plan: Plan, problem: Problem, pointed_at: int | None = None) -> go.Figure:
+    """A map of `relative_load`, from the least loaded GPU to the most loaded one. pointed_at: a GPU to be framed"""
+    load, rows = relative_load(plan, problem)
     row, gpu = np.unravel_index(load.argmax(), load.shape)
     names = [plain(name) for name in problem.cluster.gpu_names]
     figure = _cells(
         "MoE layer",
         load,
         colorscale=SEQUENTIAL,
-        zmin=0,
-        zmax=max(float(load.max()), 1.0),
+        zmin=min(float(load.min()), 1 - EVEN),  # the spread is to be seen, not the mean that all have
+        zmax=max(float(load.max()), 1 + EVEN),
         colorbar={"title": "× mean"},
         text=np.array([[f"{row}<br>{name}" for name in names] for row in rows]),
         hovertemplate="%{text}<br>%{z:.3g}× the mean of the layer<extra></extra>",

@@ -19,7 +19,7 @@ KIND_COLOURS = {
     "all_gather": "#A6761D",
     "all_reduce": "#A6761D",
     "prompt_gather": "#7A5615",
-    "attention": "#F0C24B",
+    "attention": "#E69F00",
 }
 KIND_TITLES = {
     "dense": "Attention, dense compute",
@@ -35,6 +35,31 @@ KIND_TITLES = {
     "prompt_gather": "All-gather of prompts",
     "attention": "Attention beyond that at home",
 }
+
+EXPOSED = "#DC267F"
+PARTS = {
+    "attention": ("Attention", KIND_COLOURS["dense"], ""),
+    "embedding": ("Embedding", KIND_COLOURS["dense"], "x"),
+    "norm": ("Norms", KIND_COLOURS["dense"], "."),
+    "dense": ("Attention, dense compute", KIND_COLOURS["dense"], ""),
+    "dense FFN": ("Dense FFN", KIND_COLOURS["dense"], "\\"),
+    "shared expert": ("Shared experts", KIND_COLOURS["dense"], "/"),
+    "head": ("Output head", KIND_COLOURS["dense"], "-"),
+    "gate": ("Gate", KIND_COLOURS["gate"], ""),
+    "dispatch": ("Dispatch all-to-all", KIND_COLOURS["dispatch"], ""),
+    "ffn": ("Expert FFN", KIND_COLOURS["ffn"], ""),
+    "combine": ("Combine all-to-all", KIND_COLOURS["combine"], ""),
+    "aggregate": ("Aggregate", KIND_COLOURS["aggregate"], ""),
+    "prompt_gather": ("All-gather of prompts", KIND_COLOURS["prompt_gather"], ""),
+    "all_gather": ("All-gather", KIND_COLOURS["all_gather"], ""),
+    "communication": ("Exposed communication", EXPOSED, "/"),
+    "overlapped": ("Both at once", "#00897B", ""),
+    "computation": ("Computation alone", KIND_COLOURS["dense"], ""),
+    "idle": ("Neither", "#8A9694", "."),
+    "other": ("Other operators", "#8A9694", ""),
+}
+"""Title, colour and pattern of every segment of a time, in the order in which every chart stacks them: first the operators of a
+layer, then the parts of a step in which things overlap."""
 
 _GPU_COLOURS = (
     ("2080", "#BBCC33"),
@@ -104,6 +129,22 @@ def bar(kind: str, predicted: bool, hatched: bool = False) -> dict[str, Any]:
     if hatched:
         marker["pattern"] = {"shape": "/", "fillmode": "overlay", "fgcolor": edge, "size": 6, "solidity": 0.35}
     return marker
+
+
+def hatched(part: str) -> dict[str, Any]:
+    """The marker of a segment of PARTS."""
+    _, colour, shape = PARTS[part]
+    marker: dict[str, Any] = {"color": colour, "line": {"color": colour, "width": 1}}
+    if shape:
+        # Dark strokes on the colour: as strokes of the colour on nothing the segment would pale beside its legend.
+        marker["pattern"] = {"shape": shape, "fillmode": "overlay", "fgcolor": "#16201F", "size": 6, "solidity": 0.25}
+    return marker
+
+
+def in_order(parts: Iterable[str]) -> list[str]:
+    """Segments in the order of PARTS, others behind."""
+    known = list(PARTS)
+    return sorted(dict.fromkeys(parts), key=lambda part: known.index(part) if part in PARTS else len(known))
 
 
 def tips(texts: Iterable[str]) -> dict[str, Any]:
