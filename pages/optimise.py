@@ -137,6 +137,3 @@ elif aim == goal.SERVE:
     serving_page.results(problem, serving, verdict.last)
 else:
     table.show_candidates(problem, aim, verdict.last)
-    if aim == goal.ONE:
-        with kept.expander("What is deployed today", key="optimise-deployed"):
-            deployed.show(problem)

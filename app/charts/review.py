@@ -56,18 +56,18 @@ def placement(plan: Plan, problem: Problem, pointed_at: int | None = None) -> go
         text=np.array([[f"{row}<br>{name}" for name in names] for row in rows]),
         hovertemplate="%{text}<br>%{z:.3g}× the mean of the layer<extra></extra>",
     )
-    balanced = load.max() < 1.005
-    if not balanced:
+    even = evenly_loaded(load)
+    if even is None:
         figure.add_shape(type="rect", x0=gpu - 0.5, x1=gpu + 0.5, y0=row - 0.5, y1=row + 0.5, line={"color": MARK, "width": 2})
     if pointed_at is not None and pointed_at < load.shape[1]:
         figure.add_vrect(pointed_at - 0.5, pointed_at + 0.5, line={"color": MARK, "width": 2, "dash": "dot"})
-    if len(loads) == 2:
+    if rows[-1].endswith("model"):
         ticks = np.arange(0, len(load), max(1, len(load) // 16))
         figure.update_yaxes(tickvals=ticks, ticktext=[rows[tick] for tick in ticks])
     title = f"GPU {gpu} serves {ratio(float(load[row, gpu]))} the mean in {rows[row]}: the most of any GPU (marked)"
-    if balanced:
-        title = "Every GPU serves the mean of every layer"
-    return finish(figure, title, int(min(620, 130 + 22 * len(load))))
+    # In a column of cells that are alike there is nothing to see.
+    height = 620 if even is None else 200
+    return finish(figure, even or title, int(min(height, 130 + 22 * len(load))))
 
 
 def _cells(title: str, cells: np.ndarray, **look) -> go.Figure:

@@ -78,8 +78,9 @@ _GPU_COLOURS = (
 OTHER_GPU = "#DDDDDD"
 
 TEAL = "#00897B"
-SEQUENTIAL = [[0.0, "rgba(0,137,123,0.04)"], [1.0, TEAL]]
-"""From the page's own background to teal, which suits light and dark."""
+OPACITY = ((0.0, 0.04), (0.1, 0.28), (1.0, 1.0))
+SEQUENTIAL = [[part, f"rgba(0,137,123,{opacity})"] for part, opacity in OPACITY]
+"""From the page's own background to teal, for both themes; steep at first, or small values would vanish in the dark."""
 
 NEUTRAL = "#8A9694"
 MARK = "#D55E00"
@@ -194,7 +195,7 @@ def write_numbers(figure: go.Figure, scale: dict, text: list[list[str]], dark: b
     low, high, z = scale["zmin"], scale["zmax"], np.nan_to_num(np.asarray(scale["z"], dtype=float))
     place = np.clip((z - low) / (high - low), 0, 1).ravel()
     if scale["colorscale"] is SEQUENTIAL:
-        colours = [(0, 137, 123, part) for part in place]
+        colours = [(0, 137, 123, opacity) for opacity in np.interp(place, *zip(*OPACITY, strict=True))]
     else:
         colours = [(*((0, 137, 123) if part > 0.5 else (213, 94, 0)), abs(2 * part - 1)) for part in place]
     rows, columns = z.shape

@@ -21,7 +21,7 @@ PINNED, AWAITED = "optimise-pinned", "optimise-awaited"
 def show(plan: Plan, standing: Standing, judged: Judged) -> None:
     """The sentence on the open plan, and the choice to keep it open when a run finds a faster one."""
     last = judged(plan)
-    with st.container(border=True, horizontal=True, vertical_alignment="center", key="answer"):
+    with st.container(border=True, horizontal=True, wrap=False, vertical_alignment="center", key="answer"):
         st.markdown(plain(in_a_sentence(standing, None if last is None else last[0])), width="stretch")
         kept.toggle(
             "Keep open", key=_key(plan.id), help="The best plan of the next run is opened, unless this one is kept open."

@@ -13,7 +13,7 @@ from app import cached, kept, state, tables, verdict_line, widgets
 from app.charts import ranked as charts
 from app.charts import step as step_charts
 from app.charts import waterfall as waterfall_charts
-from app.optimise import answer, goal
+from app.optimise import answer, deployed, goal
 from app.tables import plain
 from engine import units
 from engine.compare.figures import proof_of_plan, speedup
@@ -75,8 +75,8 @@ def rows(problem: Problem) -> pd.DataFrame:
         return pd.DataFrame()
     table = pd.DataFrame(entries)
     table["deployed"] = False if now is None else table["id"] == now.plan.id
-    deployed = now and cached.metrics(now.plan, problem).total
-    table["Gain"] = math.nan if now is None else [speedup(deployed, time) for time in table["Time"]]
+    time_now = now and cached.metrics(now.plan, problem).total
+    table["Gain"] = math.nan if now is None else [speedup(time_now, time) for time in table["Time"]]
     table["against"] = "" if now is None else "what is deployed" if now.chosen else now.plan.name.split(" (")[0]
     return table.sort_values(["deployed", "Time"], ascending=[False, True], ignore_index=True)
 
@@ -289,6 +289,8 @@ def show_candidates(problem: Problem, aim: str, judged: answer.Judged) -> None:
     if table.empty:
         if not running:  # else its row says how far a job is
             st.info("No plan for these inputs yet: press Plan it.", icon=":material/info:")
+        if aim == goal.ONE:
+            deployed.show(problem)
         return
     table = folded(table)
     shown = table[table["id"] == state.session.plan]
@@ -302,10 +304,10 @@ def show_candidates(problem: Problem, aim: str, judged: answer.Judged) -> None:
     if aim == goal.STEP:
         decomposition(table, problem)
     else:
-        deployed, opened = (next(iter(table.index[table[which]]), None) for which in ("deployed", "open"))
+        now, opened = (next(iter(table.index[table[which]]), None) for which in ("deployed", "open"))
         columns = (table[name].astype(float).tolist() for name in ("Time", "Bound"))
         dark = st.context.theme.type == "dark"
-        figure = charts.ranked(table["Plan"].tolist(), *columns, deployed, opened, dark, running)
+        figure = charts.ranked(table["Plan"].tolist(), *columns, now, opened, dark, running)
         with kept.expander("All plans in a chart", key="optimise-ranked") if has_knobs else st.container():
             widgets.chart(figure, "plans-ranked")
     on = "Simulated" if aim == goal.STEP else "Simulated on the open workload"
@@ -316,10 +318,14 @@ def show_candidates(problem: Problem, aim: str, judged: answer.Judged) -> None:
             "Exposed communication: the network is busy and nothing computes. Memory: weights, gradients and momentum on "
             "the fullest GPU, without activations."
         )
-    if len(shown):
-        with kept.expander("Notes of its optimiser", key="optimise-notes"):
-            notes(shown.iloc[0], cached.made_for(cached.open_plan(), problem))
     with st.container(horizontal=True):
         st.page_link("../pages/timeline.py", label="See why on the timeline", icon=":material/view_timeline:")
         if aim == goal.ONE:
             st.page_link("../pages/review.py", label="Save it and judge whether it is worth it", icon=":material/gavel:")
+    with st.container(horizontal=True, vertical_alignment="top"):
+        if len(shown):
+            with kept.expander("Notes of its optimiser", key="optimise-notes"):
+                notes(shown.iloc[0], cached.made_for(cached.open_plan(), problem))
+        if aim == goal.ONE:
+            with kept.expander("What is deployed today", key="optimise-deployed"):
+                deployed.show(problem)

@@ -239,9 +239,9 @@ def session_owner() -> str | None:
 
     None: none are kept, as they would be the next person's.
     """
-    if _providers():
+    if roles.is_logged_in(st.user):
         return digest_of(name)[:16] if (name := login()) else None
-    return ""
+    return None if _providers() else ""
 
 
 def _recall(name: str) -> None:

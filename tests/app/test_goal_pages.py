@@ -310,7 +310,7 @@ def test_the_figures_of_the_table_are_those_of_serve(sample: AppTest) -> None:
     pages.press(pages.visit(sample, "optimise"), "Inference latency of one model")
     assert "Aurora" in set(sample.dataframe[0].value["Plan"]) and "Simulated time per token" not in pages.metrics(sample)
     pages.press(sample, SERVE)
-    assert len(sample.dataframe[0].value) == 5
+    assert len(sample.dataframe[0].value) == 3
 
 
 def test_a_plan_that_cannot_be_served_is_not_opened_by_itself(sample: AppTest) -> None:
