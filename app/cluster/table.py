@@ -57,7 +57,6 @@ def show(cluster: Cluster) -> None:
         step=1.0,
         key=f"cluster-latency-{state.visit.edit_round}",
         width=250,
-        width=320,
     )
     try:
         changed = to_cluster(edited, cluster, latency, base)
