@@ -5,13 +5,13 @@ no longer found.
 """
 
 from dataclasses import dataclass
+from datetime import datetime
 
 import streamlit as st
 
 from app import components, state
 from app.tables import plain
 from app.visitor import people
-from app.widgets import describe_time
 
 MOST = 3
 """Sessions that are offered."""
@@ -70,4 +70,4 @@ def offer() -> None:
                 on_click=state.go_on_with,
                 args=(one.token,),
             )
-            st.caption(plain(" · ".join([describe_time(one.stored)[:16], *one.opened])))
+            st.caption(plain(" · ".join([f"{datetime.fromtimestamp(one.stored):%Y-%m-%d %H:%M}", *one.opened])))
