@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from app import state, widgets
 from engine.systems.options import Options, Value
@@ -30,6 +31,11 @@ def selectbox(
 ) -> Any:
     options = list(options)
     return st.selectbox(label, options, _place(key, options, index), format_func, **_keeping(key, more))
+
+
+def expander(label: str, *, key: str, **more: Any) -> DeltaGenerator:
+    """A part of a page that stays open or folded as a person left it; folded until then."""
+    return st.expander(label, _flag(key, False), **_keeping(key, more))
 
 
 def radio(label: str, options: Iterable, index: int | None = 0, format_func: Callable = str, *, key: str, **more: Any) -> Any:

@@ -16,7 +16,7 @@ if __name__ == "__main__":
     import streamlit as st
 
     from app import cached, evidence, failing, samples, sidebar, state, warm_up
-    from app.visitor import people
+    from app.visitor import people, sessions
     from engine import logs
     from engine.errors import InputError
 
@@ -51,6 +51,7 @@ if __name__ == "__main__":
     people.lead_back()
     people.note(page.title)
     sidebar.links()
+    sessions.remember()
     steps = [samples.open_sample] if "--sample" in sys.argv[1:] and state.is_empty() else [evidence.choose]
     try:
         for step in (*steps, page.run):

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import streamlit as st
 
 from app import cached, failing, kept, state, tables, verdict_line, widgets
@@ -26,10 +27,72 @@ from engine.simulate.serving import ServedStep
 from engine.timeline import Timeline
 from engine.workload import digest_of
 
+VIEW = "view"
+"""Query parameter with the part of a timeline that is in sight, in seconds: an address leads to it."""
+SHORTEST = 1e-3
+"""Least part of the time that is in sight."""
+
+
+def choose_view(whole: float, steps: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
+    """The buttons that move and zoom, and the seconds in sight; None: all of them.
+
+    whole: seconds; steps: begin and end of each step of the critical path, the longest first
+    """
+    view = _asked_view(whole) or (0.0, whole)
+    low, high = view
+    moved = (high - low) / 4
+    turn = next((turn for turn, step in enumerate(steps) if np.allclose(_around(step, whole), view, rtol=1e-3)), -1) + 1
+    with st.container(horizontal=True, gap="xsmall", vertical_alignment="center", key="gantt-view"):
+        for label, icon, keys, to in (
+            ("Earlier", "arrow_back", "Left", (low - moved, high - moved)),
+            ("Later", "arrow_forward", "Right", (low + moved, high + moved)),
+            ("Zoom in", "zoom_in", "Up", (low + moved, high - moved)),
+            ("Zoom out", "zoom_out", "Down", (low - 2 * moved, high + 2 * moved)),
+        ):
+            st.button(label, icon=f":material/{icon}:", shortcut=f"Shift+{keys}", on_click=_look_at, args=(to, whole))
+        if steps:
+            step = steps[turn % len(steps)]
+            help = "The step that all GPUs wait for longest; pressed again, the next longest."
+            st.button(
+                "Critical path", icon=":material/route:", help=help, on_click=_look_at, args=(_around(step, whole), whole)
+            )
+        st.button(
+            "All", icon=":material/fit_width:", disabled=view == (0.0, whole), on_click=_look_at, args=((0, whole), whole)
+        )
+    return None if view == (0.0, whole) else view
+
+
+def _around(step: tuple[float, float], whole: float) -> tuple[float, float]:
+    """A step with a third of its length on both sides."""
+    return _within((step[0] - (step[1] - step[0]) / 3, step[1] + (step[1] - step[0]) / 3), whole)
+
+
+def _within(view: tuple[float, float], whole: float) -> tuple[float, float]:
+    """A view of the same length within the time, or all of it."""
+    middle, length = sum(view) / 2, min(max(view[1] - view[0], SHORTEST * whole), whole)
+    low = min(max(middle - length / 2, 0.0), whole - length)
+    return low, low + length
+
+
+def _look_at(view: tuple[float, float], whole: float) -> None:
+    low, high = _within(view, whole)
+    if (low, high) == (0.0, whole):
+        st.query_params.pop(VIEW, None)
+    else:
+        st.query_params[VIEW] = f"{low:.6g}~{high:.6g}"
+
+
+def _asked_view(whole: float) -> tuple[float, float] | None:
+    """The part that the address asks for; None if it names none of this timeline."""
+    try:
+        low, high = map(float, st.query_params.get(VIEW, "").split("~"))
+    except ValueError:
+        return None
+    return _within((low, high), whole) if 0 <= low < high <= whole * (1 + SHORTEST) else None
+
 
 def show_bottleneck(plan: Plan, problem: Problem, gpus: Sequence[str]) -> None:
     """Charts of the waits, by GPU and by layer; nothing for a plan that takes no time. gpus: their names."""
-    st.subheader("The bottleneck", anchor=False)
     st.caption(
         "Every step of a layer ends with its slowest GPU; this is the time of the whole open plan by the GPU that the others "
         "wait for, and by layer. A transfer counts at the end with the busier port; of several that finish together one counts."

@@ -10,6 +10,7 @@ import streamlit as st
 from app import cached, kept, model_catalogue, opening, samples, state, tables, uploads, widgets
 from app.charts import workload as charts
 from app.tables import plain
+from app.visitor import sessions
 from engine import store, units
 from engine.compare.inspection import KINDS, Inspection, skew_of_layers
 from engine.errors import InputError
@@ -350,6 +351,7 @@ def show_welcome() -> None:
             if st.button("Open the sample", type="tertiary", icon=":material/science:"):
                 samples.open_sample()
                 st.rerun()
+        sessions.offer()
     with figure:
         gain = samples.gain()
         system = SYSTEMS[gain["system"]].title

@@ -124,5 +124,5 @@ def pictures() -> None:
 pictures()
 for sentence in said:
     st.caption(sentence)
-st.divider()
-affinity.panel(problem, first_choice)
+with kept.expander("How many tokens are enough, and does it hold elsewhere?", key="affinity-study"):
+    affinity.panel(problem, first_choice)

@@ -3,7 +3,8 @@
 import streamlit as st
 
 from app import cached, failing, header, kept, state, widgets
-from app.optimise import deployed, front, goal, lina, serving_page, spare, step, table
+from app.optimise import answer, deployed, front, goal, lina, serving_page, spare, step, table
+from app.review import verdict
 from app.tables import plain, sentence
 from engine import units
 from engine.jobs import runner
@@ -12,24 +13,25 @@ from engine.systems import systems_for
 VIEWS = ("Candidate plans", "Balance against affinity", "Cross-workload score", "Spare slots", "Lina at run time")
 SHORT = {"Lina at run time": "Lina"}
 """Short names on a button, so that all of them take two rows of a narrow page."""
-FORM = 248
-"""Pixels of the form at the left of the results."""
 OF_SERVING = ("Candidate plans", "Spare slots")
 
-actions = header.show("Optimise", "What should I do? Compare plans with a proven bound.")
+header.show("Optimise", "What should I do? Compare plans with a proven bound.")
 if state.session.cluster is None or state.session.model is None:
     widgets.needed_problem()
-with st.container(horizontal=True, wrap=False, gap="medium"):
-    form, results = st.container(width=FORM), st.container()
-with form:
-    aim = goal.choose_goal()
+aim = goal.choose_goal()
 problem = widgets.needed_problem()
 if aim == goal.SERVE:
     serving = serving_page.needed_serving(problem)
+if aim == goal.STEP:
+    step.summary(problem)
 
 wanted, options = [], {}
-with form:
-    st.subheader("Systems", anchor=False)
+with st.container(horizontal=True, vertical_alignment="top", wrap=False, gap="small", key="choices-and-run"):
+    choices = kept.expander("Systems, travel, number formats, deployed", key="optimise-choices", icon=":material/tune:")
+    run = st.container(width="content")
+with choices:
+    left, middle, right = st.columns(3, gap="medium")
+with left:
     for system in systems_for(problem).values():
         kind = "baseline" if system.baseline else system.paper
         takes = goal.likely_time(problem, system, f"{aim}-{system.name}")
@@ -40,20 +42,20 @@ with form:
             help=sentence(system.summary),
         ):
             wanted.append(system)
-    with st.expander("Options", icon=":material/settings:"):
-        for system in wanted:
-            names = system.options.model_fields
-            if not names:
-                continue
-            st.markdown(f"**{system.title}**")
-            options[system.name] = {}
-            for name in names:
-                key, default = spare.default_of(system.name, name)
-                options[system.name][name] = kept.option_input(f"{aim}-{key}", system.options, name, default)
+with middle:
+    for system in wanted:
+        names = system.options.model_fields
+        if not names:
+            continue
+        st.markdown(f"**{system.title}**")
+        options[system.name] = {}
+        for name in names:
+            key, default = spare.default_of(system.name, name)
+            options[system.name][name] = kept.option_input(f"{aim}-{key}", system.options, name, default)
+with right:
     if aim in (goal.ONE, goal.SERVE):
         goal.choose_context(problem)
     if aim == goal.STEP:
-        step.summary(problem)
         st.caption(step.assumptions(problem))
     else:
         goal.travel_inputs(problem)
@@ -64,9 +66,11 @@ with form:
                 f"Costs: {plain(problem.source_of_times(problem.travel))}. {goal.remark_on_orders(problem.network)}Only the "
                 "MoE part of each layer is simulated; attention and dense layers are the same for every plan."
             )
+st.caption(goal.chosen_in_words(problem, wanted))
 
-with actions:
-    pressed = st.button("Run", type="primary", icon=":material/play_arrow:", disabled=not wanted)
+VIEW = "optimise-view"
+with run:
+    pressed = st.button("Plan it", type="primary", icon=":material/play_arrow:", disabled=not wanted)
     if pressed or (state.visit.take("run") and wanted):
         asked = {"systems": deployed.planned_first(problem, wanted, options)}
         if aim in (goal.ONE, goal.STEP) and any(system.name == "best" for system in wanted):
@@ -74,7 +78,8 @@ with actions:
         with failing.saying():
             if aim == goal.SERVE:
                 asked |= serving_page.arguments(problem)
-            state.add_plan_job(widgets.start_job_on(problem, "optimise", asked).id)
+            answer.wait_for(widgets.start_job_on(problem, "optimise", asked).id)
+            state.forget_choices(VIEW)  # whichever study was looked at: the plans are the news
 
 
 def watch() -> None:
@@ -93,44 +98,42 @@ def watch() -> None:
     found_more = [job for job in jobs if state.visit.newly_written(job.id, job.result_written)]
     if found_more:
         st.rerun()
-    for job in jobs:
-        if state.visit.newly_finished(job.id, job.state.finished):
-            with failing.saying():
-                plans = [candidate.plan for candidate in cached.answer_of(job).candidates]
-                if plans and widgets.why_not(cached.open_plan(), problem):
-                    best = serving_page.fastest(plans, problem, serving) if aim == goal.SERVE else None
-                    state.update(plan=best or min(plans, key=lambda plan: plan.claim.objective).id)
-            st.rerun()
+    ended_now = [job for job in jobs if state.visit.newly_finished(job.id, job.state.finished)]
+    if answer.is_awaited(ended[0].id if ended else None):
+        with failing.saying():
+            plans = [candidate.plan for candidate in cached.answer_of(ended[0]).candidates]
+            best = serving_page.fastest(plans, problem, serving) if aim == goal.SERVE else None
+            answer.take(best or min(plans, key=lambda plan: plan.claim.objective).id if plans else None)
+        st.rerun()
+    if ended_now:
+        st.rerun()
 
 
-with results:
-    running = any(not job.state.finished for job in cached.jobs(state.session.plan_jobs))
-    failing.fragment(run_every=1 if running else None)(watch)()
-    widgets.other_jobs("optimise", state.session.plan_jobs, state.add_plan_job)
-    view = "Candidate plans"
-    if aim in (goal.ONE, goal.SERVE):
-        view = (
-            kept.segments(
-                "Show",
-                VIEWS if aim == goal.ONE else OF_SERVING,
-                default=view,
-                format_func=lambda view: SHORT.get(view, view),
-                key="optimise-view",
-                label_visibility="collapsed",
-            )
-            or view
+running = any(not job.state.finished for job in cached.jobs(state.session.plan_jobs))
+failing.fragment(run_every=1 if running else None)(watch)()
+widgets.other_jobs("optimise", state.session.plan_jobs, answer.wait_for)
+view = "Candidate plans"
+if aim in (goal.ONE, goal.SERVE):
+    view = (
+        kept.segments(
+            "Show",
+            VIEWS if aim == goal.ONE else OF_SERVING,
+            default=view,
+            format_func=lambda view: SHORT.get(view, view),
+            key=VIEW,
+            label_visibility="collapsed",
         )
-    if view == "Balance against affinity":
-        front.show(problem)
-    elif view == "Cross-workload score":
-        front.show_matrix(problem, options)
-    elif view == "Spare slots":
-        spare.panel(problem)
-    elif view == "Lina at run time":
-        lina.panel(problem)
-    elif aim == goal.SERVE:
-        serving_page.results(problem, serving)
-    else:
-        table.show_candidates(problem, aim)
-        if aim == goal.ONE:
-            deployed.show(problem)
+        or view
+    )
+if view == "Balance against affinity":
+    front.show(problem)
+elif view == "Cross-workload score":
+    front.show_matrix(problem, options)
+elif view == "Spare slots":
+    spare.panel(problem)
+elif view == "Lina at run time":
+    lina.panel(problem)
+elif aim == goal.SERVE:
+    serving_page.results(problem, serving, verdict.last)
+else:
+    table.show_candidates(problem, aim, verdict.last)

@@ -20,8 +20,14 @@ def page(actions: DeltaGenerator) -> None:
     names = plan_list.workspace_names()
     workspace = plan_list.chosen_workspace(names)
     if workspace is None:
+        with actions:
+            plan_list.save_open_plan(None)
         plan_list.new_workspace()
-        st.info("Create a workspace for plans, named for example after a cluster or a quarter.", icon=":material/info:")
+        st.info(
+            "No plan is saved yet. The first one begins the workspace "
+            f"{plan_list.FIRST}, or create one named for example after a cluster or a quarter.",
+            icon=":material/info:",
+        )
         return
     brief = plan_list.looked_at(workspace) if state.session.choices.get(plan_list.VIEW) != "Compare" else None
     with actions:

@@ -101,9 +101,14 @@ if drawn < whole_of:
     noun = drawn_by if drawn_by == GPUS else drawn_by.lower()
     title += f" ({drawn} of {whole_of} {noun})"
 dark, plans = st.context.theme.type == "dark", [f"{name} {plan.id}" for name, plan in shown.items()]
-of = digest_of(title, *plans, *cached.key_of(problem), drawn_by, f"{first}-{last}")
 with chart:
-    widgets.gantt(lambda: gantt.gantt(stretches, first, last, title, lines, drawn, dark=dark), "gantt", of)
+    picture = st.container()
+    gone = {name: gantt.longest_steps(stretch, first, last) for name, stretch in stretches.items()}
+    longest = max((end for steps in gone.values() for _, end in steps), default=0.0)
+    view = timeline.choose_view(longest, gone[name_of(plan.id)]) if longest else None
+    of = digest_of(title, *plans, *cached.key_of(problem), drawn_by, f"{first}-{last}", f"{view}")
+    with picture:
+        widgets.gantt(lambda: gantt.gantt(stretches, first, last, title, lines, drawn, dark=dark, view=view), "gantt", of)
 verdict_line.say_made_for(plan, problem)
 with st.container(horizontal=True, gap="medium"):
     timeline.show_bounds(plan, problem, figures)
@@ -118,7 +123,8 @@ timeline.show_legend(plan, figures, bundled, folded=drawn_by != GPUS, chosen=dra
 if bundled:
     timeline.show_sends(plan, problem)
 
-timeline.show_bottleneck(plan, problem, timelines[name_of(plan.id)].resources)
+with kept.expander("The bottleneck: which GPU and layer the others wait for", key="timeline-bottleneck"):
+    timeline.show_bottleneck(plan, problem, timelines[name_of(plan.id)].resources)
 if plan.goal is Goal.TWO_MODELS:
     timeline.show_colocation(plan, problem)
 download()

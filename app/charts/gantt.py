@@ -48,6 +48,7 @@ def gantt(
     lanes: int | None = None,
     second: str = SECOND,
     dark: bool = False,
+    view: tuple[float, float] | None = None,
 ) -> go.Figure:
     """The timelines by name, one above the other, from layer `first` to layer `last` (both included), with a range bar below.
 
@@ -56,6 +57,7 @@ def gantt(
     lanes: number of GPUs drawn, from the first; None: all
     second: suffix of the names of hatched bars
     dark: the page's theme
+    view: seconds from the begin of the chosen layers that are in sight; None: all
     """
     parts = {name: _stretch(timeline, first, last) for name, timeline in timelines.items()}
     longest = max((events["end"].max() for events in parts.values() if len(events)), default=0.0)
@@ -90,9 +92,17 @@ def gantt(
         lane_axis = _lane_axis(timelines[name].resources[:lanes], math.ceil(LABEL / lane))
         layout[f"yaxis{row}"] = lane_axis | {"anchor": x, "domain": [max(top - lane * lanes / plot, 0), top]}
         layout[f"xaxis{row}"] = _time_axis(longest / factor, unit, plot, _axes(len(parts))[0], x) | {"anchor": y}
+        if view is not None:
+            layout[f"xaxis{row}"]["range"] = [view[0] / factor, view[1] / factor]
     height = int(above + plot + BELOW)
     layout |= {"barmode": "overlay", "bargap": 0.1, "legend": theme.legend_above(height)}
     return theme.finish(go.Figure(traces, layout), title, height, top=above)
+
+
+def longest_steps(timeline: Timeline, first: int, last: int) -> list[tuple[float, float]]:
+    """Begin and end of every step of the critical path, in seconds from the begin of layer `first`, the longest one first."""
+    steps = last_of_steps(_stretch(timeline, first, last)).sort_values("seconds", ascending=False, kind="stable")
+    return [(end - length, end) for end, length in zip(steps["end"].tolist(), steps["seconds"].tolist(), strict=True)]
 
 
 def _axes(row: int) -> tuple[str, str]:

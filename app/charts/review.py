@@ -16,46 +16,58 @@ from engine.units import ratio, seconds, share, signed
 
 MOST_GPUS = 16
 """Most GPUs with a lane: a brief has to be read in one go. The Timeline page has them all."""
+EVEN = 0.02
+"""Farthest from the mean that a load is even."""
 SPARSE = 2_000
 """Cells of a heatmap that have room for gaps between them."""
 
 
-def placement(plan: Plan, problem: Problem, pointed_at: int | None = None) -> go.Figure:
-    """Token copies that every GPU serves in every MoE layer, over the mean of the layer; two models one below the other.
-
-    pointed_at: a GPU to be framed
-    """
+def relative_load(plan: Plan, problem: Problem) -> tuple[np.ndarray, list[str]]:
+    """float64[row, GPU], token copies that every GPU serves in every MoE layer over the mean of the layer, the layers of two
+    models one below the other; and the rows' names."""
     loads, rows = [], []
     for own, whose in zip(loads_of(plan, problem), ("", ", second model"), strict=False):
         load = own.served.sum(axis=1)
         mean = load.mean(axis=1, keepdims=True)
         loads.append(np.divide(load, mean, out=np.ones_like(load), where=mean > 0))
         rows += [f"layer {layer}{whose}" for layer in range(len(load))]
-    load = np.concatenate(loads)
+    return np.concatenate(loads), rows
+
+
+def evenly_loaded(load: np.ndarray) -> str | None:
+    """A sentence in place of a map without anything to see: all GPUs within EVEN of the mean; None: there is. load: see
+    `relative_load`"""
+    far = float(np.abs(load - 1).max())
+    return None if far > EVEN else f"Every GPU serves the mean of every layer, at most {share(far)} off."
+
+
+def placement(plan: Plan, problem: Problem, pointed_at: int | None = None) -> go.Figure:
+    """A map of `relative_load`, from the least loaded GPU to the most loaded one. pointed_at: a GPU to be framed"""
+    load, rows = relative_load(plan, problem)
     row, gpu = np.unravel_index(load.argmax(), load.shape)
     names = [plain(name) for name in problem.cluster.gpu_names]
     figure = _cells(
         "MoE layer",
         load,
         colorscale=SEQUENTIAL,
-        zmin=0,
-        zmax=max(float(load.max()), 1.0),
+        zmin=min(float(load.min()), 1 - EVEN),  # the spread is to be seen, not the mean that all have
+        zmax=max(float(load.max()), 1 + EVEN),
         colorbar={"title": "× mean"},
         text=np.array([[f"{row}<br>{name}" for name in names] for row in rows]),
         hovertemplate="%{text}<br>%{z:.3g}× the mean of the layer<extra></extra>",
     )
-    balanced = load.max() < 1.005
-    if not balanced:
+    even = evenly_loaded(load)
+    if even is None:
         figure.add_shape(type="rect", x0=gpu - 0.5, x1=gpu + 0.5, y0=row - 0.5, y1=row + 0.5, line={"color": MARK, "width": 2})
     if pointed_at is not None and pointed_at < load.shape[1]:
         figure.add_vrect(pointed_at - 0.5, pointed_at + 0.5, line={"color": MARK, "width": 2, "dash": "dot"})
-    if len(loads) == 2:
+    if rows[-1].endswith("model"):
         ticks = np.arange(0, len(load), max(1, len(load) // 16))
         figure.update_yaxes(tickvals=ticks, ticktext=[rows[tick] for tick in ticks])
     title = f"GPU {gpu} serves {ratio(float(load[row, gpu]))} the mean in {rows[row]}: the most of any GPU (marked)"
-    if balanced:
-        title = "Every GPU serves the mean of every layer"
-    return finish(figure, title, int(min(620, 130 + 22 * len(load))))
+    # In a column of cells that are alike there is nothing to see.
+    height = 620 if even is None else 200
+    return finish(figure, even or title, int(min(height, 130 + 22 * len(load))))
 
 
 def _cells(title: str, cells: np.ndarray, **look) -> go.Figure:

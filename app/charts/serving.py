@@ -4,30 +4,10 @@ import numpy as np
 import plotly.graph_objects as go
 
 from app.charts import stacks
-from app.charts.theme import KIND_COLOURS, KIND_TITLES, ink, plain, short, strokes, tips
+from app.charts.theme import PARTS, hatched, in_order, ink, plain, short, strokes, tips
 from engine.serving.figures import ServingFigures
 from engine.units import TIME, scale_of, seconds, share
 
-DENSE = KIND_COLOURS["dense"]
-PARTS = (
-    ("embedding", "Embedding", DENSE, "x"),
-    ("attention", "Attention, projections", DENSE, ""),
-    ("norm", "Norms", DENSE, "."),
-    ("gate", "Router", KIND_COLOURS["gate"], ""),
-    ("shared expert", "Shared experts", DENSE, "/"),
-    ("dense FFN", "Dense FFN", DENSE, "\\"),
-    ("dispatch", KIND_TITLES["dispatch"], KIND_COLOURS["dispatch"], ""),
-    ("ffn", "Experts", KIND_COLOURS["ffn"], ""),
-    ("combine", KIND_TITLES["combine"], KIND_COLOURS["combine"], ""),
-    ("aggregate", KIND_TITLES["aggregate"], KIND_COLOURS["aggregate"], ""),
-    ("head", "Output head", DENSE, "-"),
-    ("other", "Other operators", "#8A9694", ""),
-)
-"""Key, title, colour and pattern of each of `ServingFigures.parts`, in the order of a layer."""
-
-NAMED = 0.02
-"""Least share of the work for a place in the legend; the tips of smaller parts name them."""
-HATCHED = {"fillmode": "overlay", "fgcolor": "#16201F", "size": 6, "solidity": 0.2}
 SAME = 0.0005
 """Gain too small to be seen."""
 
@@ -43,7 +23,8 @@ def parts(plans: dict[str, ServingFigures], dark: bool = False) -> go.Figure:
     factor, unit = scale_of(longest, TIME)
     rows = np.arange(len(names))
     figure = go.Figure()
-    for kind, title, colour, pattern in PARTS:
+    for kind in in_order(kind for served in figures for kind in served.parts):
+        title = PARTS[kind][0]
         values = np.array([served.parts.get(kind, 0.0) for served in figures])
         if not values.any():
             continue
@@ -53,9 +34,8 @@ def parts(plans: dict[str, ServingFigures], dark: bool = False) -> go.Figure:
             y=rows + stacks.BELOW,
             orientation="h",
             name=title,
-            showlegend=bool(max(shares) >= NAMED),
             width=stacks.BAR,
-            marker={"color": colour, "line": {"color": colour, "width": 1}, "pattern": HATCHED | {"shape": pattern}},
+            marker=hatched(kind),
             **tips(
                 f"{plain(name)}<br>{title}: {seconds(value)}, {share(part)} of the work"
                 for name, value, part in zip(names, values, shares, strict=True)
@@ -94,7 +74,7 @@ def _finding(plans: dict[str, ServingFigures]) -> str:
     """The largest part of the first plan's step, and the same part under the other plan."""
     (name, served), *others = plans.items()
     kind = max(served.parts, key=served.parts.get)
-    title = next(title for key, title, _, _ in PARTS if key == kind)
+    title = PARTS[kind][0]
     work = "work" if served.hidden else "step"
     most = f"{title}: {share(served.parts[kind] / sum(served.parts.values()))} of its {work}"
     for other, beside in others:

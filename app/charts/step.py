@@ -17,15 +17,9 @@ MOST_BARS = 5000
 """Events drawn as bars; a browser gets slow above, so a part of the step must be chosen."""
 MOST_LANES = 4
 """Groups of GPUs drawn for each plan: those that compute longest."""
-EXPOSED = "#DC267F"
-EXPOSED_TITLE = "Exposed communication"
-PARTS = (
-    ("communication", EXPOSED_TITLE, EXPOSED, "/"),
-    ("overlapped", "Both at once", theme.TEAL, ""),
-    ("computation", "Computation alone", "#E69F00", ""),
-    ("idle", "Neither", "rgba(138,150,148,0.25)", ""),
-)
-"""Key, title, colour and pattern of each part of `Timeline.decomposition`."""
+EXPOSED, EXPOSED_TITLE = theme.EXPOSED, theme.PARTS["communication"][0]
+PARTS = ("communication", "overlapped", "computation", "idle")
+"""The parts of `Timeline.decomposition`."""
 
 Phase = Literal["step", "forward", "backward"]
 
@@ -40,7 +34,8 @@ def decomposition(plans: dict[str, Metrics], baseline: str | None = None, dark: 
     names, figures = list(plans), list(plans.values())
     rows = np.arange(len(names))
     figure = go.Figure()
-    for key, title, colour, pattern in PARTS:
+    for key in PARTS:
+        title = theme.PARTS[key][0]
         values = np.array([metrics.decomposition[key] for metrics in figures])
         if key == "idle" and not values.any():
             continue
@@ -50,7 +45,7 @@ def decomposition(plans: dict[str, Metrics], baseline: str | None = None, dark: 
             orientation="h",
             name=title,
             width=stacks.BAR,
-            marker={"color": colour, "line": {"color": colour, "width": 1}, "pattern": _hatched(pattern, colour)},
+            marker=theme.hatched(key),
             **theme.tips(
                 f"{theme.plain(name)}<br>{title}: {seconds(value)}, {share(value / (metrics.total or 1))}"
                 for name, metrics, value in zip(names, figures, values, strict=True)
@@ -81,10 +76,6 @@ def _finding(plans: dict[str, Metrics], baseline: str | None) -> str:
             return f"{theme.short(best)} hides {share(1 - own / theirs)} of {theme.short(baseline)}'s exposed communication"
     total = plans[best].total or 1.0
     return f"{theme.short(best)} waits {share(own / total)} of its {seconds(plans[best].total)} for the network"
-
-
-def _hatched(shape: str, colour: str) -> dict:
-    return {"shape": shape, "fgcolor": colour, "bgcolor": "rgba(0,0,0,0)", "size": 6, "solidity": 0.5} if shape else {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,7 +252,7 @@ def _draw_exposed(figure: go.Figure, exposed: np.ndarray, y: float, factor: floa
         name=EXPOSED_TITLE,
         legendgroup=EXPOSED_TITLE,
         showlegend=EXPOSED_TITLE not in seen,
-        marker={"color": EXPOSED, "line": {"color": EXPOSED, "width": 1}, "pattern": _hatched("/", EXPOSED)},
+        marker=theme.hatched("communication"),
         **theme.tips(
             f"{EXPOSED_TITLE}<br>{seconds(duration)}, from {seconds(start)}"
             for duration, start in zip(length, exposed[:, 0], strict=True)

@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 import plotly.graph_objects as go
 
-from app.charts.theme import NEUTRAL, SECOND, SEQUENTIAL, SMALLEST, TEAL, finish, legend_below, plain
+from app.charts.theme import NEUTRAL, PARTS, SECOND, SEQUENTIAL, SMALLEST, TEAL, finish, legend_below, plain
 from engine.compare.sweep import Kind, SweepPoint, best_of
 from engine.units import TIME, digits, ratio, scale_of, seconds, share
 
@@ -20,13 +20,6 @@ AXES = {
 SHORT = {"micro_op": "{:g} MB", "degree": "{:g}", "range": "ranges up to {:g}"}
 WHATS = {"total": "step time", "forward": "forward pass"}
 STYLES = ((TEAL, "solid", "circle"), (SECOND, "dash", "diamond"), (NEUTRAL, "dashdot", "square"))
-PARTS = {
-    "computation": ("computation alone", "#E69F00", ""),
-    "overlapped": ("both at once", TEAL, "/"),
-    "communication": ("communication alone (exposed)", "#0072B2", ""),
-    "idle": ("neither", "#BBBBBB", "."),
-}
-"""Names, colours and patterns of the parts of `Timeline.decomposition`."""
 LEGEND = legend_below(-0.17)
 EQUAL = 1e-3
 """Times that differ by no more than this part are equally good."""
@@ -88,7 +81,8 @@ def decomposition(points: Sequence[SweepPoint], kind: Kind, series: str) -> go.F
     factor, unit = scale_of(max((point.total for point in points_of_series), default=1.0), TIME)
     place = _places(points_of_series, kind)
     figure = go.Figure()
-    for part, (name, colour, pattern) in PARTS.items():
+    for part in ("communication", "overlapped", "computation", "idle"):
+        name, colour, pattern = PARTS[part]
         values = [point.decomposition[part] for point in points_of_series]
         if not any(values):
             continue
@@ -99,7 +93,8 @@ def decomposition(points: Sequence[SweepPoint], kind: Kind, series: str) -> go.F
             stackgroup="time",
             mode="lines",
             line={"color": colour, "width": 1},
-            fillpattern={"shape": pattern, "fgcolor": colour},
+            fillcolor=colour,
+            fillpattern={"shape": pattern, "fillmode": "overlay", "fgcolor": "#16201F", "size": 6, "solidity": 0.25},
             text=[
                 f"{label(kind, point.value)}<br>{name}: {seconds(value)}, {share(value / point.total)} of the step"
                 for point, value in zip(points_of_series, values, strict=True)

@@ -19,7 +19,7 @@ KIND_COLOURS = {
     "all_gather": "#A6761D",
     "all_reduce": "#A6761D",
     "prompt_gather": "#7A5615",
-    "attention": "#F0C24B",
+    "attention": "#E69F00",
 }
 KIND_TITLES = {
     "dense": "Attention, dense compute",
@@ -35,6 +35,31 @@ KIND_TITLES = {
     "prompt_gather": "All-gather of prompts",
     "attention": "Attention beyond that at home",
 }
+
+EXPOSED = "#DC267F"
+PARTS = {
+    "attention": ("Attention", KIND_COLOURS["dense"], ""),
+    "embedding": ("Embedding", KIND_COLOURS["dense"], "x"),
+    "norm": ("Norms", KIND_COLOURS["dense"], "."),
+    "dense": ("Attention, dense compute", KIND_COLOURS["dense"], ""),
+    "dense FFN": ("Dense FFN", KIND_COLOURS["dense"], "\\"),
+    "shared expert": ("Shared experts", KIND_COLOURS["dense"], "/"),
+    "head": ("Output head", KIND_COLOURS["dense"], "-"),
+    "gate": ("Gate", KIND_COLOURS["gate"], ""),
+    "dispatch": ("Dispatch all-to-all", KIND_COLOURS["dispatch"], ""),
+    "ffn": ("Expert FFN", KIND_COLOURS["ffn"], ""),
+    "combine": ("Combine all-to-all", KIND_COLOURS["combine"], ""),
+    "aggregate": ("Aggregate", KIND_COLOURS["aggregate"], ""),
+    "prompt_gather": ("All-gather of prompts", KIND_COLOURS["prompt_gather"], ""),
+    "all_gather": ("All-gather", KIND_COLOURS["all_gather"], ""),
+    "communication": ("Exposed communication", EXPOSED, "/"),
+    "overlapped": ("Both at once", "#00897B", ""),
+    "computation": ("Computation alone", KIND_COLOURS["dense"], ""),
+    "idle": ("Neither", "#8A9694", "."),
+    "other": ("Other operators", "#8A9694", ""),
+}
+"""Title, colour and pattern of every segment of a time, in the order in which every chart stacks them: first the operators of a
+layer, then the parts of a step in which things overlap."""
 
 _GPU_COLOURS = (
     ("2080", "#BBCC33"),
@@ -53,8 +78,9 @@ _GPU_COLOURS = (
 OTHER_GPU = "#DDDDDD"
 
 TEAL = "#00897B"
-SEQUENTIAL = [[0.0, "rgba(0,137,123,0.04)"], [1.0, TEAL]]
-"""From the page's own background to teal, which suits light and dark."""
+OPACITY = ((0.0, 0.04), (0.1, 0.28), (1.0, 1.0))
+SEQUENTIAL = [[part, f"rgba(0,137,123,{opacity})"] for part, opacity in OPACITY]
+"""From the page's own background to teal, for both themes; steep at first, or small values would vanish in the dark."""
 
 NEUTRAL = "#8A9694"
 MARK = "#D55E00"
@@ -106,6 +132,22 @@ def bar(kind: str, predicted: bool, hatched: bool = False) -> dict[str, Any]:
     return marker
 
 
+def hatched(part: str) -> dict[str, Any]:
+    """The marker of a segment of PARTS."""
+    _, colour, shape = PARTS[part]
+    marker: dict[str, Any] = {"color": colour, "line": {"color": colour, "width": 1}}
+    if shape:
+        # Dark strokes on the colour: as strokes of the colour on nothing the segment would pale beside its legend.
+        marker["pattern"] = {"shape": shape, "fillmode": "overlay", "fgcolor": "#16201F", "size": 6, "solidity": 0.25}
+    return marker
+
+
+def in_order(parts: Iterable[str]) -> list[str]:
+    """Segments in the order of PARTS, others behind."""
+    known = list(PARTS)
+    return sorted(dict.fromkeys(parts), key=lambda part: known.index(part) if part in PARTS else len(known))
+
+
 def tips(texts: Iterable[str]) -> dict[str, Any]:
     """The tips of a trace's points or bars, one text each, and nothing else in them."""
     return {"customdata": list(texts), "hovertemplate": "%{customdata}<extra></extra>"}
@@ -153,7 +195,7 @@ def write_numbers(figure: go.Figure, scale: dict, text: list[list[str]], dark: b
     low, high, z = scale["zmin"], scale["zmax"], np.nan_to_num(np.asarray(scale["z"], dtype=float))
     place = np.clip((z - low) / (high - low), 0, 1).ravel()
     if scale["colorscale"] is SEQUENTIAL:
-        colours = [(0, 137, 123, part) for part in place]
+        colours = [(0, 137, 123, opacity) for opacity in np.interp(place, *zip(*OPACITY, strict=True))]
     else:
         colours = [(*((0, 137, 123) if part > 0.5 else (213, 94, 0)), abs(2 * part - 1)) for part in place]
     rows, columns = z.shape

@@ -7,12 +7,11 @@ import numpy as np
 import plotly.graph_objects as go
 
 from app.charts import stacks, theme
-from app.charts.sweep import PARTS
 from engine.compare.contention import MODES, ContentionPoint, all_alike
 from engine.compare.what_if import Outlook
 from engine.units import TIME, ratio, scale_of, seconds, share
 
-COMPUTES, SENDS = "#E69F00", "#0072B2"
+COMPUTES, SENDS = theme.KIND_COLOURS["dense"], theme.KIND_COLOURS["dispatch"]
 SAME = 5e-4
 """Times that differ by no more than this part are equal."""
 ALIKE = 0.02
@@ -47,8 +46,8 @@ def totals(cases: Sequence[Case], change: str, dark: bool = False) -> go.Figure:
     bars = [place + stacks.BELOW for place in places]
     factor, unit = scale_of(max(outlook.total for _, outlook, _ in rows), TIME)
     figure = go.Figure()
-    for key in dict.fromkeys(key for _, outlook, _ in rows for key in outlook.parts):
-        title, colour, pattern = PARTS[key] if key in PARTS else (theme.KIND_TITLES[key], theme.KIND_COLOURS[key], "")
+    for key in theme.in_order(key for _, outlook, _ in rows for key in outlook.parts):
+        title = theme.PARTS[key][0]
         values = np.array([outlook.parts.get(key, 0.0) for _, outlook, _ in rows])
         figure.add_bar(
             x=values / factor,
@@ -56,12 +55,7 @@ def totals(cases: Sequence[Case], change: str, dark: bool = False) -> go.Figure:
             orientation="h",
             name=title,
             width=stacks.BAR,
-            marker={
-                "color": colour,
-                "opacity": [0.45 if before and cases[0].after else 0.9 for *_, before in rows],
-                "line": {"color": colour, "width": 1},
-                "pattern": {"shape": pattern, "size": 6, "fillmode": "overlay"},
-            },
+            marker=theme.hatched(key) | {"opacity": [0.45 if before and cases[0].after else 1 for *_, before in rows]},
             **theme.tips(
                 f"{theme.plain(name)}<br>{title}: {seconds(value)}, {share(value / (outlook.total or 1))}"
                 for (name, outlook, _), value in zip(rows, values, strict=True)

@@ -35,13 +35,11 @@ _ALWAYS_SHOWN = ("send", "receive")
 
 def show(cluster: Cluster) -> None:
     """The table with the latency per send; an edit becomes the open cluster, or is refused with its reason."""
-    st.caption("Empty cells use the datasheet value. GPUs of a node without links of its own communicate over the fabric.")
+    said = "Empty cells use the datasheet value. GPUs of a node without links of its own communicate over the fabric."
     if ports := "; ".join(usual_ports(cluster)):
-        st.caption(
-            plain(
-                f"Ports to the fabric belong to the machine and stand in no GPU's datasheet. At the assumed default: {ports}."
-            )
-        )
+        said += f" Ports to the fabric belong to the machine and stand in no GPU's datasheet. At the assumed default: {ports}."
+    above = st.container(horizontal=True, vertical_alignment="bottom")
+    above.caption(plain(said), width="stretch")
     base, latency_before = _base()
     edited = st.data_editor(
         base,
@@ -51,14 +49,14 @@ def show(cluster: Cluster) -> None:
         placeholder="—",
         column_config=columns(),
     )
-    latency = st.number_input(
+    latency = above.number_input(
         "Latency per send over the fabric, µs",
         0.0,
         1e6,
         latency_before,
         step=1.0,
         key=f"cluster-latency-{state.visit.edit_round}",
-        width=320,
+        width=250,
     )
     try:
         changed = to_cluster(edited, cluster, latency, base)

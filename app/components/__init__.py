@@ -1,4 +1,5 @@
-"""Small components of a page: hover on a Gantt chart, the name kept in the browser, a scroll mark, and the way back from a
+"""Small components of a page: hover on a Gantt chart, the name and the last sessions kept in the browser, a
+scroll mark, and the way back from a
 login."""
 
 from collections.abc import Callable
@@ -35,6 +36,25 @@ def remember_name(name: str | None, recall: Callable[[str], None]) -> None:
         key=KEY,
         default={"name": ""},
         on_name_change=lambda: recall((st.session_state.get(KEY) or {}).get("name") or ""),
+    )
+
+
+SESSIONS = "last-sessions"
+_last_sessions_component = st.components.v2.component(
+    "last_sessions", js=(Path(__file__).parent / "last_sessions.js").read_text(encoding="utf-8")
+)
+
+
+def remember_session(token: str | None, person: str, recall: Callable[[list[str]], None]) -> None:
+    """Keep a session's token in the browser; without one, call back with those that it keeps, the newest first.
+
+    person: tells people of one browser apart who log in
+    """
+    _last_sessions_component(
+        data={"token": token or "", "person": person},
+        key=SESSIONS,
+        default={"tokens": []},
+        on_tokens_change=lambda: recall((st.session_state.get(SESSIONS) or {}).get("tokens") or []),
     )
 
 

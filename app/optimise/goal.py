@@ -3,13 +3,16 @@
 Also the likely time of a system before it runs, and a remark on send orders before anything is planned.
 """
 
+from contextlib import suppress
 from typing import Any, get_args
 
 import streamlit as st
 
-from app import kept, samples, state, widgets
+from app import cached, kept, samples, state, widgets
 from app.optimise import deployed, serving_form, step
+from app.tables import plain
 from engine import formats, units
+from engine.errors import InputError
 from engine.jobs import runtimes
 from engine.network import Network
 from engine.plan import Travel
@@ -29,10 +32,9 @@ GOALS = {
 
 def choose_goal() -> str:
     """The goal, one of GOALS. Changes the open second model, training step and serving step."""
-    st.subheader("Goal", anchor=False)
     chosen = {STEP: state.session.step, TWO: state.session.second or state.visit.wants_two, SERVE: state.serving()}
     now = next((goal for goal, wanted in chosen.items() if wanted), ONE)
-    with st.container(gap="xsmall"):
+    with st.container(horizontal=True, gap="xsmall"):
         for goal, text in GOALS.items():
             st.button(
                 goal,
@@ -103,8 +105,7 @@ def choose_context(problem: Problem) -> None:
     fitting.pop(state.session.workload, None)
     chosen = _choose_others(fitting)
     is_another = deployed.choose(problem)
-    with st.expander("Plan file of what is deployed", icon=":material/upload_file:"):
-        deployed.receive()
+    deployed.receive()
     if is_another or chosen != state.others():
         state.update(others=chosen)
         st.rerun()
@@ -235,6 +236,19 @@ def travel_inputs(problem: Problem) -> None:
             "This recording has no tokens: how many rows there are is an estimate, as if tokens chose their experts by "
             "popularity alone. Experts of real tokens fire together, which saves rows."
         )
+
+
+def chosen_in_words(problem: Problem, systems: list[System]) -> str:
+    """All that the folded choices say: systems, how tokens travel, and the deployed plan, for a caption."""
+    parts = [", ".join(system.title for system in systems) or "no system is chosen"]
+    if problem.step is None:
+        travel = problem.travel or Travel()
+        formats = " out, ".join(dict.fromkeys(getattr(travel, way) or problem.model.dtype for way in ("dispatch", "combine")))
+        unit = UNITS[travel.unit].lower()
+        parts.append(f"{unit}, {formats}{' back' * (' out' in formats)}")
+    with suppress(InputError):
+        parts.append(f"deployed: {cached.baseline(problem).plan.name}")
+    return plain(" · ".join(parts))
 
 
 LIMIT = "time_limit"

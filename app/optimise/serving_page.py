@@ -10,8 +10,8 @@ import streamlit as st
 from app import cached, state, tables, verdict_line, widgets
 from app.cached import Serving, served, serving_of
 from app.charts import serving as charts
-from app.optimise import serving_form
-from app.optimise.table import DEPLOYED, columns_in_sight, mark
+from app.optimise import answer, serving_form
+from app.optimise.table import DEPLOYED, alike, also, columns_in_sight, mark
 from app.tables import plain
 from engine import units
 from engine.compare.evidence import Balanced
@@ -110,15 +110,23 @@ def step_in_words(step: ServingStep) -> str:
 
 def show(comparison: Comparison) -> None:
     """The table; selecting a row opens its plan."""
-    text, ids = as_text(comparison), [row.plan.id for row in comparison.rows]
+    text, ids = as_text(comparison), [comparison.rows[first].plan.id for first, *_ in _groups(comparison)]
     tables.choose_row(text, ids, lambda id: state.update(plan=id), "served", column_config=columns_in_sight(text))
     for name, reason in comparison.refused.items():
         st.caption(f"{plain(name)} is not in the table: {plain(reason)}.")
 
 
-def as_text(comparison: Comparison) -> pd.DataFrame:
-    """The figures as text with units, the open plan and the deployed one marked."""
+def _groups(comparison: Comparison) -> list[list[int]]:
+    """Places of plans with the same times, see `table.alike`."""
     rows = comparison.rows
+    own = [row.plan.id == state.session.plan or comparison.is_deployed(row) for row in rows]
+    return alike([(row.figures.seconds, row.figures.bound) for row in rows], own)
+
+
+def as_text(comparison: Comparison) -> pd.DataFrame:
+    """The figures as text with units, the open plan and the deployed one marked; plans of the same times are in one row."""
+    groups = _groups(comparison)
+    rows = [comparison.rows[first] for first, *_ in groups]
     figures = [row.figures for row in rows]
     factor, unit = units.scale_of(max(served.seconds for served in figures), units.TIME)
     memory, memory_unit = units.scale_of(figures[0].memory.room, units.SIZE)
@@ -132,6 +140,7 @@ def as_text(comparison: Comparison) -> pd.DataFrame:
             DEPLOYED if comparison.is_deployed(row) else f"{100 * row.figures.gain_over(comparison.baseline.figures):+.1f} %"
             for row in rows
         ],
+        **also([row.plan.name for row in comparison.rows], groups),
         "Tokens/s/GPU": [units.digits(served.tokens_per_second) for served in figures],
         f"Bound, {unit}": [units.digits(served.bound / factor) for served in figures],
         "Above the bound": [units.share(relative_gap(served.seconds, served.bound)) for served in figures],
@@ -190,15 +199,16 @@ def fastest(plans: list[Plan], problem: Problem, serving: Serving) -> str | None
     return min(seconds, key=seconds.get) if seconds else None
 
 
-def results(problem: Problem, serving: Serving) -> None:
-    """The open plan large, the parts of its time, and a table of all plans; without a plan, the baseline."""
+def results(problem: Problem, serving: Serving, judged: answer.Judged) -> None:
+    """The answer, the parts of the open plan's time, and a table of all plans; without a plan, the baseline."""
     try:
         comparison = compare(problem, serving)
     except InputError as error:
         st.error(plain(str(error)), icon=":material/error:")
         st.stop()
-    if not comparison.rows:
-        st.caption("No plan for these inputs yet: this is what is deployed. Press Run for better ones.")
+    running = any(not job.state.finished for job in cached.jobs(state.session.plan_jobs))
+    if not comparison.rows and not running:
+        st.caption("No plan for these inputs yet: this is what is deployed. Press Plan it for better ones.")
     if cached.routing_is_assumed():
         other = cached.workload()
         why = "" if other is None else f" {plain(other.name)} is a recording of another model."
@@ -206,20 +216,19 @@ def results(problem: Problem, serving: Serving) -> None:
             f":material/balance: Balanced routing is assumed, under which placements hardly differ.{why} Open a recording of "
             "this model to see how much a plan wins."
         )
+    shown = comparison.shown
+    if shown.plan.id == state.session.plan:
+        now = comparison.baseline.plan
+        answer.show(shown.plan, cached.standing(shown.plan, problem, comparison.serving, now), judged)
+    verdict(shown, comparison, problem)
     parts(comparison)
-    st.markdown(f"**{plain(comparison.shown.plan.name)}**")
-    verdict(comparison.shown, comparison, problem, narrow=True)
-    memory(comparison.shown)
-    say_sources(serving, comparison.shown.figures)
     if comparison.rows:
-        st.subheader("Candidate plans", anchor=False)
-        st.caption(
-            "Whole steps of plans whose tokens travel as chosen above, what is deployed on top, then fastest first. Select "
-            "a row to open its plan."
-        )
+        st.caption("Whole steps: what is deployed, then the fastest first. Select a row to open its plan.")
         show(comparison)
-        if state.session.plan in [row.plan.id for row in comparison.rows]:
-            st.page_link("../pages/timeline.py", label="See why on the timeline", icon=":material/view_timeline:")
+    memory(shown)
+    say_sources(serving, shown.figures)
+    if state.session.plan in [row.plan.id for row in comparison.rows]:
+        st.page_link("../pages/timeline.py", label="See why on the timeline", icon=":material/view_timeline:")
 
 
 def arguments(problem: Problem) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def _advice(advised: Knee, points: Sequence[RedundancyPoint]) -> None:
         if st.button("Use it", icon=":material/check:", help="sets the spare slots of Replication (EPLB) in the options above"):
             state.visit.advised_spare = spare, (state.visit.advised_spare or (0, 0))[1] + 1
             state.visit.notice = (
-                f"Replication (EPLB) plans with {spare or 'no'} spare slot{'s' * (spare != 1)} per GPU: press Run."
+                f"Replication (EPLB) plans with {spare or 'no'} spare slot{'s' * (spare != 1)} per GPU: press Plan it."
             )
             st.rerun(scope="app")
 

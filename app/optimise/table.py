@@ -1,17 +1,19 @@
 """The table of the session's candidate plans: figures, proofs, and the cost of a move to each."""
 
 import math
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import streamlit as st
 
-from app import cached, state, tables, verdict_line, widgets
+from app import cached, kept, state, tables, verdict_line, widgets
 from app.charts import ranked as charts
 from app.charts import step as step_charts
 from app.charts import waterfall as waterfall_charts
-from app.optimise import goal
+from app.optimise import answer, deployed, goal
 from app.tables import plain
 from engine import units
 from engine.compare.figures import proof_of_plan, speedup
@@ -20,8 +22,11 @@ from engine.problem import Problem
 from engine.store.problems import problem_arguments
 from engine.systems.lina import SCHEDULED
 
-MARK, PLAN, TIME, GAIN = 50, 124, 74, 80
-"""Pixels of columns; with the boxes that select a row they fill a window of 1024 next to the form."""
+MARK, PLAN, TIME, GAIN = 36, 300, 84, 84
+"""Pixels of columns, which a window of 1024 shows without scrolling."""
+ALSO = "Same times, also"
+ALIKE = 1e-6
+"""Relative difference of times that are the same."""
 DEPLOYED = "deployed"
 """Replaces the gain of the deployed plan."""
 
@@ -70,10 +75,41 @@ def rows(problem: Problem) -> pd.DataFrame:
         return pd.DataFrame()
     table = pd.DataFrame(entries)
     table["deployed"] = False if now is None else table["id"] == now.plan.id
-    deployed = now and cached.metrics(now.plan, problem).total
-    table["Gain"] = math.nan if now is None else [speedup(deployed, time) for time in table["Time"]]
+    time_now = now and cached.metrics(now.plan, problem).total
+    table["Gain"] = math.nan if now is None else [speedup(time_now, time) for time in table["Time"]]
     table["against"] = "" if now is None else "what is deployed" if now.chosen else now.plan.name.split(" (")[0]
     return table.sort_values(["deployed", "Time"], ascending=[False, True], ignore_index=True)
+
+
+def alike(times: Sequence[tuple[float, ...]], own: Sequence[bool]) -> list[list[int]]:
+    """Places of rows with the same times, one list for each row to show, the shown one first.
+
+    own: True for a row that is always shown, as of the open plan
+    """
+    groups: list[list[int]] = []
+    for place, these in enumerate(times):
+        same = next((group for group in groups if np.allclose(times[group[0]], these, ALIKE, 0, equal_nan=True)), None)
+        if same is None or (own[place] and own[same[0]]):
+            groups.append([place])
+        elif own[place]:
+            same.insert(0, place)
+        else:
+            same.append(place)
+    return groups
+
+
+def also(names: Sequence[str], groups: Sequence[Sequence[int]]) -> dict[str, list[str]]:
+    """A column with the names of the rows that are not shown; none if all are."""
+    texts = [", ".join(names[place] for place in others) for _, *others in groups]
+    return {ALSO: texts} if any(texts) else {}
+
+
+def folded(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with one row for all plans of the same times; the others are named in it."""
+    times = list(table[["Time", "Bound", "Exposed"]].astype(float).itertuples(index=False, name=None))
+    groups = alike(times, (table["open"] | table["deployed"]).tolist())
+    shown = table.iloc[[first for first, *_ in groups]]
+    return shown.assign(**also(table["Plan"].tolist(), groups)).reset_index(drop=True)
 
 
 def _baseline(problem: Problem) -> cached.Baseline | None:
@@ -117,12 +153,12 @@ def columns_in_sight(text: pd.DataFrame) -> dict[str, Any]:
     time = text.columns[2]
     unit = time.removesuffix(" (simulated)").rpartition(", ")[2]
     widths = {
-        "": st.column_config.TextColumn(width=MARK),
-        "Plan": st.column_config.TextColumn(width=PLAN),
+        "": st.column_config.TextColumn(width=MARK, pinned=True),
+        "Plan": st.column_config.TextColumn(width=PLAN, pinned=True),
         time: st.column_config.TextColumn(f"Time, {unit}", width=TIME, help=plain(time)),
     }
     gains = text.columns[text.columns.str.startswith(("Against ", "Gain over "))]
-    return widths | {gain: st.column_config.TextColumn("Gain", width=GAIN, help=plain(gain)) for gain in gains}
+    return widths | {gain: st.column_config.TextColumn("Gain", width=GAIN, pinned=True, help=plain(gain)) for gain in gains}
 
 
 def as_text(table: pd.DataFrame) -> pd.DataFrame:
@@ -135,6 +171,7 @@ def as_text(table: pd.DataFrame) -> pd.DataFrame:
         "Plan": table["Plan"],
         f"Time, {unit} (simulated)": (table["Time"] / factor).map(units.digits),
         **_against(table),
+        **{name: table[name] for name in table.columns.intersection([ALSO])},
         f"Bound, {unit}": (table["Bound"] / factor).map(units.digits, na_action="ignore"),
         "Above the bound": table["Gap"].map(units.share),
         **({} if table["Any placement"].isna().all() else over_any),  # none if no optimiser claims such a bound
@@ -166,6 +203,7 @@ def as_text_of_steps(table: pd.DataFrame) -> pd.DataFrame:
         "Plan": table["Plan"],
         f"Time, {unit} (simulated)": (table["Time"] / factor).map(units.digits),
         **_against(table),
+        **{name: table[name] for name in table.columns.intersection([ALSO])},
     }
     exposed = [
         f"{units.digits(communication / factor)} · {units.share(communication / (total or 1))}"
@@ -223,8 +261,8 @@ def notes(row: pd.Series, made_for: dict[str, str]) -> None:
     st.markdown("\n".join(lines))
 
 
-def _knobs(problem: Problem, aim: str) -> None:
-    """The chart of the knobs that the newest job for what is open has turned. aim: of `goal`"""
+def _knobs(problem: Problem, aim: str) -> bool:
+    """The chart of the knobs that the newest job for what is open has turned; False without one. aim: of `goal`"""
     absent = dict.fromkeys(("second", "in_use", "step", "graph", "travel"))
     about, dark = absent | problem_arguments(problem), st.context.theme.type == "dark"
     for job in cached.jobs(state.session.plan_jobs):
@@ -236,47 +274,58 @@ def _knobs(problem: Problem, aim: str) -> None:
                 text = "Turned one after another from what is deployed, each on top of those before it; simulated."
                 if aim == goal.ONE:
                     text += (
-                        " The floor is for plain sends and tokens that go home. For a plan with unequal slots or copies set "
-                        "Experts per GPU and Spare slots of Best of all under Options."
+                        " The floor is for plain sends and tokens that go home. For unequal slots or copies set Experts per "
+                        "GPU and Spare slots of Best of all in the choices next to Plan it."
                     )
                 st.caption(text)
-                return
+                return True
+    return False
 
 
-def show_candidates(problem: Problem, aim: str) -> None:
-    """The table, the notes on the open plan, and the way on. aim: of `goal`."""
+def show_candidates(problem: Problem, aim: str, judged: answer.Judged) -> None:
+    """The answer, its charts, the table, the notes on the open plan, and the way on. aim: of `goal`."""
     table = rows(problem)
     running = any(not job.state.finished for job in cached.jobs(state.session.plan_jobs))
     if table.empty:
         if not running:  # else its row says how far a job is
-            st.info("No plan for these inputs yet: choose systems and press Run.", icon=":material/info:")
+            st.info("No plan for these inputs yet: press Plan it.", icon=":material/info:")
+        if aim == goal.ONE:
+            deployed.show(problem)
         return
+    table = folded(table)
     shown = table[table["id"] == state.session.plan]
-    _knobs(problem, aim)
+    if len(shown):
+        plan = cached.open_plan()
+        with suppress(InputError):  # the verdict line too needs a baseline
+            answer.show(plan, cached.open_standing(plan, problem), judged)
+        verdict_line.show_plan(plan, problem)
+        verdict_line.say_made_for(plan, problem)
+    has_knobs = _knobs(problem, aim)
     if aim == goal.STEP:
         decomposition(table, problem)
     else:
-        deployed, opened = (next(iter(table.index[table[which]]), None) for which in ("deployed", "open"))
+        now, opened = (next(iter(table.index[table[which]]), None) for which in ("deployed", "open"))
         columns = (table[name].astype(float).tolist() for name in ("Time", "Bound"))
         dark = st.context.theme.type == "dark"
-        figure = charts.ranked(table["Plan"].tolist(), *columns, deployed, opened, dark, running)
-        widgets.chart(figure, "plans-ranked")
-    if len(shown):
-        st.markdown(f"**{plain(shown['Plan'].iloc[0])}**")
-        verdict_line.show_plan(cached.open_plan(), problem, narrow=True)
-        verdict_line.say_made_for(cached.open_plan(), problem)
+        figure = charts.ranked(table["Plan"].tolist(), *columns, now, opened, dark, running)
+        with kept.expander("All plans in a chart", key="optimise-ranked") if has_knobs else st.container():
+            widgets.chart(figure, "plans-ranked")
     on = "Simulated" if aim == goal.STEP else "Simulated on the open workload"
-    st.subheader("Candidate plans", anchor=False)
-    st.caption(f"{on}, fastest first; in the table what is deployed stays on top. Select a row to open its plan.")
+    st.caption(f"{on}: what is deployed, then the fastest first. Select a row to open its plan.")
     show(table)
     if aim == goal.STEP:
         st.caption(
             "Exposed communication: the network is busy and nothing computes. Memory: weights, gradients and momentum on "
             "the fullest GPU, without activations."
         )
-    if len(shown):
-        notes(shown.iloc[0], cached.made_for(cached.open_plan(), problem))
     with st.container(horizontal=True):
         st.page_link("../pages/timeline.py", label="See why on the timeline", icon=":material/view_timeline:")
         if aim == goal.ONE:
             st.page_link("../pages/review.py", label="Save it and judge whether it is worth it", icon=":material/gavel:")
+    with st.container(horizontal=True, vertical_alignment="top"):
+        if len(shown):
+            with kept.expander("Notes of its optimiser", key="optimise-notes"):
+                notes(shown.iloc[0], cached.made_for(cached.open_plan(), problem))
+        if aim == goal.ONE:
+            with kept.expander("What is deployed today", key="optimise-deployed"):
+                deployed.show(problem)

@@ -25,6 +25,8 @@ from engine.store.team_list import ListedPlan
 from engine.workload import digest_of
 
 QUESTION = "Shall we run this?"
+FIRST = "Plans"
+"""Name of the workspace that the first saved plan begins."""
 VIEW = "review-view"
 """Key of the choice between the plans and a comparison of two."""
 EVERY = 4
@@ -86,16 +88,16 @@ def new_workspace() -> None:
             attempt(lambda: store.add_workspace(name))
 
 
-def save_open_plan(workspace: str) -> None:
-    """The button that saves the open plan, disabled with the reason if it cannot."""
+def save_open_plan(workspace: str | None) -> None:
+    """The button that saves the open plan, disabled with the reason if it cannot. workspace: None: there is none yet"""
     plan = cached.open_plan()
-    if plan is not None and (there := store.saved_in(workspace, plan)) is not None:
+    if plan is not None and workspace is not None and (there := store.saved_in(workspace, plan)) is not None:
         help = f"by {plain(there.by)}, as {plain(there.name)}"
         st.button("Saved here already", icon=":material/bookmark_added:", disabled=True, help=help)
         return
     problem, reason = _open_problem(plan)
     reason = people.why_not("plan") or reason
-    key = f"{workspace}-{plan.id if plan else ''}-{state.visit.written}"
+    key = f"{workspace or ''}-{plan.id if plan else ''}-{state.visit.written}"
     with st.popover(
         "Save the open plan",
         icon=":material/bookmark_add:",
@@ -123,7 +125,9 @@ def save_open_plan(workspace: str) -> None:
                 attempt(lambda: _save(workspace, plan, problem, name, note, question))
 
 
-def _save(workspace: str, plan: Plan, problem: Problem, name: str, note: str, question: str) -> None:
+def _save(workspace: str | None, plan: Plan, problem: Problem, name: str, note: str, question: str) -> None:
+    if workspace is None:  # somebody may have been faster
+        workspace = chosen_workspace(workspace_names()) or store.add_workspace(FIRST).id
     store.save(workspace, plan, problem, name, note, question)
     look_at_plans()  # to the saved plan
 

@@ -15,6 +15,8 @@ from app.review.store import link_to
 from app.tables import plain
 from engine import units
 from engine.errors import InputError
+from engine.plan import Plan
+from engine.problem import Problem
 from engine.store import team
 from engine.store.team import Review, Run, SavedPlan
 from engine.systems import SYSTEMS, TRAINING
@@ -91,7 +93,15 @@ def _brief(saved: SavedPlan, brief: Brief, line: DeltaGenerator) -> None:
     marked = place.mark("load", problem)
     gpu = marked.number if marked is not None and marked.kind == "gpu" else None
     key = f"review-placement-{digest_of(plan.id)[:16]}-{gpu}"
-    widgets.chart(lambda: charts.placement(plan, problem, gpu), key, digest_of(*cached.key_of(problem)))
+    if (even := _evenly_loaded(plan, problem)) is not None and gpu is None:
+        st.markdown(f":material/balance: **{plain(even)}**")
+    else:
+        widgets.chart(lambda: charts.placement(plan, problem, gpu), key, digest_of(*cached.key_of(problem)))
+
+
+@st.cache_resource(max_entries=64, show_spinner=False, hash_funcs=cached.BY_CONTENT)
+def _evenly_loaded(plan: Plan, problem: Problem) -> str | None:
+    return charts.evenly_loaded(charts.relative_load(plan, problem)[0])
 
 
 def _head(saved: SavedPlan, review: Review | None, brief: Brief | None, runs: list[Run]) -> None:

@@ -60,6 +60,22 @@ def begin_anew() -> None:
     visit.edit_round += 1
 
 
+def peek(token: str) -> tuple[Session, float] | None:
+    """A stored session, and when it was stored, in seconds since the epoch; None: there is none, or it cannot be read."""
+    try:
+        text, written = store.load_session(token), store.session_written(token)
+    except InputError:
+        return None
+    return None if text is None or written is None else (read(text)[0], written[0] / 1e9)
+
+
+def go_on_with(token: str) -> None:
+    """Open a stored session in this tab."""
+    if (kept := peek(token)) is not None:
+        begin(token, kept[0])
+        visit.edit_round += 1
+
+
 def begin(token: str, opened: Session) -> None:
     """Open a session under its token, every field under its name in `st.session_state`. It is stored when it changes."""
     if visit.token is not None:  # a browser that shows another session's

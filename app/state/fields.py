@@ -97,6 +97,8 @@ class Visit:
     """True if the browser is back at the page it asked for before a login."""
     recalled_person = _Field[str | None](None)
     """Name that a person once typed in this browser."""
+    recalled_sessions = _Field[tuple[str, ...]](())
+    """Tokens of the last sessions of this browser, the newest first."""
     brings_own = _Field[bool](False)
     """True if a newcomer has said that they bring a recording."""
 

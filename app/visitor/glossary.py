@@ -268,6 +268,6 @@ def sentence(page: str) -> str:
     types = len({gpu.type for gpu in cluster.gpus}) if cluster else 0
     return STEPS[page][1].format(
         workload=f"“{plain(workload)}”" if workload else "what was recorded",
-        plans="Each plan has" if state.session.plan_jobs else "Press Run: each plan gets",
+        plans="Each plan has" if state.session.plan_jobs else "Press Plan it: each plan gets",
         gpus=f"{len(cluster.gpus)} GPUs of {types} type{'s' * (types > 1)}" if cluster else "Nothing drawn yet",
     )

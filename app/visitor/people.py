@@ -25,6 +25,7 @@ from app.visitor.roles import Role
 from engine import logs
 from engine.errors import InputError
 from engine.store import team, team_approval
+from engine.workload import digest_of
 
 FORWARDED = (
     *("Forwarded", "Via", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Forwarded-Server"),
@@ -231,6 +232,16 @@ def remember() -> None:
     """Have the browser keep the typed name, or tell the one that it keeps."""
     if not who().known:
         components.remember_name(state.person(), _recall)
+
+
+def session_owner() -> str | None:
+    """The name under which a browser keeps the visitor's sessions: of a login, a digest; "" where nobody logs in.
+
+    None: none are kept, as they would be the next person's.
+    """
+    if roles.is_logged_in(st.user):
+        return digest_of(name)[:16] if (name := login()) else None
+    return None if _providers() else ""
 
 
 def _recall(name: str) -> None:

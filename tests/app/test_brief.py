@@ -84,6 +84,9 @@ def test_the_load_of_every_gpu_is_counted_token_by_token(problem: Problem, plans
     assert np.allclose(np.array(figure.data[0].z), load)
     layer, gpu = np.unravel_index(load.argmax(), load.shape)
     assert figure.layout.title.text.startswith(f"GPU {gpu} serves") and f"in layer {layer}:" in figure.layout.title.text
+    assert figure.data[0].zmin == pytest.approx(load.min()), "the map shows the spread"
+    assert charts.evenly_loaded(load) is None
+    assert charts.evenly_loaded(1 + (load > 1) * 0.01) == "Every GPU serves the mean of every layer, at most 1.0 % off."
 
 
 def test_of_many_gpus_those_are_drawn_that_the_others_wait_for(problem: Problem, plans: list[Plan]) -> None:

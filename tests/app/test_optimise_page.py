@@ -1,6 +1,7 @@
 """The Optimise page beyond a first plan: two models, several recordings, studies, spare slots, travel, and its charts."""
 
 import json
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,6 +13,7 @@ from app import state
 from app.charts import optimise as charts
 from app.charts.theme import SECOND, SEQUENTIAL, readable, write_numbers
 from app.optimise import spare
+from app.optimise.table import ALSO, alike
 from app.review.brief import words
 from app.visitor import roles
 from engine import store
@@ -21,7 +23,7 @@ from engine.jobs.tasks import OptimiseAnswer
 from engine.plan import Plan, Travel
 from engine.simulate.two_phase import Figures
 from engine.workload import ExpertLoad, RoutingTrace
-from tests.cases.pages import enter, field, press, put, run_the_job, said, tick, visit
+from tests.cases.pages import enter, field, finished, press, put, run_the_job, said, tick, visit
 from tests.cases.samples import sample as sample_of
 from tests.cases.samples import sample_model
 from tests.cases.sessions import open_recording
@@ -92,7 +94,8 @@ def test_plans_are_in_the_table_as_they_are_found_and_moves_count_from_the_plan_
         patch.setattr(runner.Job, "state", runner.State.RUNNING)
         for answer in (some, everything):
             protocol.replace_result(job.folder, OptimiseAnswer(**answer))
-            plans = planned.run().dataframe[0].value["Plan"].tolist()
+            table = planned.run().dataframe[0].value
+            plans = [*table["Plan"], *(name for names in table.get(ALSO, []) for name in names.split(", ") if name)]
             assert sorted(plans) == sorted(candidate["plan"]["name"] for candidate in answer["candidates"])
     planned.run()
     table = planned.dataframe[0].value.set_index("Plan")
@@ -176,7 +179,7 @@ def test_loads_alone_are_refused_with_what_is_needed_and_hold_up_no_other_system
 def test_who_may_only_look_starts_nothing(app: AppTest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(roles.SETTING, '{"default": "view"}')
     visit(app, "optimise")
-    press(app, "Run")
+    press(app, "Plan it")
     assert "you may look at plans" in said(app.error) and "make and save plans" in said(app.error)
     assert not runner.jobs(store.data_folder(), "optimise")
 
@@ -426,3 +429,29 @@ def test_numbers_in_cells_can_be_read(dark):
     pale, full = figure.data[0].textfont.color
     assert pale == readable((0, 137, 123, 0.0), dark) and full == readable((0, 137, 123, 1.0), dark)
     assert pale == ("#FFFFFF" if dark else "#16201F") and full == readable((0, 137, 123, 1.0), not dark)
+
+
+def test_the_best_plan_of_a_run_is_opened_after_a_look_at_another_page_unless_one_is_kept_open(app: AppTest) -> None:
+    open_short(app, "alpha-code")
+    visit(app, "optimise")
+    enter(app, "Show", "Spare slots")
+    press(tick(app, "Round-robin"), "Plan it")
+    found = [Plan.from_dict(candidate["plan"], "plan").id for candidate in finished("optimise").result["candidates"]]
+    visit(app, "workload")
+    visit(app, "optimise")
+    assert field(app, "Show").value == "Candidate plans", "a run shows its plans, whichever study was looked at"
+    opened = app.session_state["plan"]
+    assert opened in found
+    assert "instead of" in said(app.markdown) or "is deployed now" in said(app.markdown)
+    app.toggle[0].set_value(True).run()
+    run_the_job(tick(app, "Aurora"))
+    assert app.session_state["plan"] == opened, "kept open"
+    app.toggle[0].set_value(False).run()
+    run_the_job(app)
+    assert app.session_state["plan"] != opened
+
+
+def test_plans_of_the_same_times_share_a_row_but_for_the_open_and_the_deployed_one() -> None:
+    times = [(2.0, 1.0), (1.0, 1.0), (2.0, 1.0), (1.0, 1.0), (2.0, math.nan), (2.0, math.nan)]
+    assert alike(times, [False] * 6) == [[0, 2], [1, 3], [4, 5]]
+    assert alike(times, [True, False, True, True, False, False]) == [[0], [3, 1], [2], [4, 5]]

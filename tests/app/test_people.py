@@ -12,6 +12,7 @@ from streamlit.testing.v1 import AppTest
 
 from app import state
 from app.review import store
+from app.tables import plain
 from app.visitor import people, roles
 from app.visitor.people import FORWARDED, GUARD_SWITCH, PROXY, why_not_launch
 from app.visitor.roles import SETTING
@@ -20,7 +21,7 @@ from engine.jobs import protocol, runner
 from engine.store import team
 from engine.store.database import database
 from engine.upkeep import health
-from tests.cases.pages import buttons, chooser, messages, said, studio, visit
+from tests.cases.pages import buttons, chooser, messages, put, run, said, studio, visit
 from tests.cases.sessions import login, visitor
 from tests.upkeep.conftest import Folder, folder  # noqa: F401  a fixture
 
@@ -330,3 +331,14 @@ def test_who_may_look_after_the_studio(address, email, setting, may, app: AppTes
         assert operate(app).header[0].value == "Administration"
     context = type("Context", (), {"ip_address": address, "headers": {}})
     assert people.may_operate(context, login(email) if email else type("User", (), {})()) is may
+
+
+def test_a_new_tab_offers_the_browsers_last_sessions_that_still_exist_and_goes_on_with_one(sample: AppTest) -> None:
+    token, name = sample.query_params["session"], next(iter(sample.session_state["workloads"].values()))
+    tab = put(run(studio()), recalled_sessions=("no-such-session", "../../etc/passwd", token))
+    assert not tab.error and [button.label for button in tab.button if (button.key or "").startswith("continue-")] == [
+        plain(name)
+    ]
+    next(button for button in tab.button if button.key == f"continue-{token}").click()
+    run(tab)
+    assert tab.session_state["cluster"] == sample.session_state["cluster"] and tab.query_params["session"] == token

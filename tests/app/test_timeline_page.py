@@ -19,7 +19,7 @@ from engine.simulate import bound_of_plan, events, simulate, simulate_layers
 from engine.systems import SYSTEMS, run
 from engine.timeline import Timeline
 from engine.workload import RoutingTrace
-from tests.cases.pages import field, visit
+from tests.cases.pages import button, field, press, visit
 from tests.cases.sessions import JOB, plan, problem_of
 from tests.strategies import make_gpu, make_model
 
@@ -133,3 +133,28 @@ def test_the_sends_of_so_many_gpus_can_be_drawn(gpus: int, models: int) -> None:
     count = gantt.gpus_with_sends(gpus, models)
     assert count >= 1 and (count == 1 or count * models * (2 * (gpus - 1) + 3) <= gantt.MOST_BARS)
     assert (count + 1) * models * (2 * (gpus - 1) + 3) > gantt.MOST_BARS
+
+
+def test_a_view_is_moved_zoomed_led_to_the_critical_path_and_kept_in_the_address(planned: AppTest) -> None:
+    visit(planned, "timeline")
+    assert "view" not in planned.query_params and button(planned, "All").disabled
+
+    def seen() -> tuple[float, float]:
+        (view,) = np.atleast_1d(planned.query_params["view"])
+        low, high = view.split("~")
+        return float(low), float(high)
+
+    press(planned, "Zoom in")
+    low, high = seen()
+    assert low > 0 and high == pytest.approx(3 * low, rel=1e-4), "the middle half"
+    press(planned, "Later")
+    assert seen() == pytest.approx((1.5 * low, high + low / 2), rel=1e-4)
+    press(planned, "Critical path")
+    first = seen()
+    press(planned, "Critical path")
+    assert seen() != first
+    press(planned, "All")
+    assert "view" not in planned.query_params
+    planned.query_params["view"] = "0.1~nonsense"
+    planned.run()
+    assert not planned.exception and not planned.error

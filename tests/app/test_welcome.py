@@ -52,10 +52,10 @@ def test_a_newcomer_plans_the_sample_with_one_click(
     monkeypatch.setattr(widgets, "start_job_on", lambda problem, *job: started.append(job) or planned)
     assert welcomes(app) and any("before you deploy it" in header.value for header in app.header)
     press(app, "Plan the sample")
-    assert app.header[0].value == "Optimise" and "Run" in buttons(app)
+    assert app.header[0].value == "Optimise" and "Plan it" in buttons(app)
     ((kind, asked),) = started
     assert (kind, asked["systems"]) == ("optimise", planned.request.arguments["systems"])
-    assert len(app.run().dataframe[0].value) == 5 and app.session_state["plan_jobs"] == [planned.id]
+    assert len(app.run().dataframe[0].value) == 2 and app.session_state["plan_jobs"] == [planned.id]
     assert len(started) == 1, "it runs once"
     assert not welcomes(visit(app, "workload"))
 
@@ -86,9 +86,9 @@ def test_the_guide_speaks_of_what_is_open_and_asks_for_a_run_until_one_was_asked
     assert "8 GPUs of 4 types:" in guide(visit(sample, "cluster"))
     press(sample, plain("hgx-h100-8"))
     assert "8 GPUs of 1 type:" in guide(sample)
-    assert "Press Run: each plan" in guide(visit(sample, "optimise"))
+    assert "Press Plan it: each plan" in guide(visit(sample, "optimise"))
     sample.session_state["plan_jobs"] = ["20250102T030405000006-0123abcd"]
-    assert "Each plan has a proven bound" in guide(sample.run()) and "Press Run" not in guide(sample)
+    assert "Each plan has a proven bound" in guide(sample.run()) and "Press Plan it" not in guide(sample)
     press(visit(sample, "workload"), "Beta on prose")
     assert "“beta\\-prose”." in guide(sample)
 

@@ -36,7 +36,7 @@ QUIET = [
 
 CLICKED: list[Locator] = []
 """Every element that was clicked on, click by click."""
-RUN = re.compile("^Run$")
+RUN = re.compile("^Plan it$")
 """The button of Optimise; others begin with its name."""
 VERDICTS = re.compile("Do it|Try it|Not now|Cannot say yet")
 TITLES = '[class*="st-key-titled-"] [data-testid="stMarkdown"]'

@@ -44,7 +44,7 @@ def test_a_job_is_found_after_a_reload_stopped_and_another_one_killed(
     expect(page.get_by_test_id("stSidebar").get_by_text("64 experts, top-1")).to_be_visible()
     settle(page)
     page.get_by_role("link", name="Make a plan").click()
-    page.get_by_text("Options", exact=True).click()
+    page.get_by_text("Systems, travel, number formats, deployed", exact=True).click()
     limit = page.get_by_role("spinbutton", name="Time limit (s)").first
     limit.fill("3000")
     limit.press("Enter")

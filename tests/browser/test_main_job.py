@@ -29,7 +29,7 @@ def test_from_the_start_page_to_a_gantt_in_two_clicks_and_a_finished_launch_in_f
     gantt = page.locator(".js-plotly-plot").first
     expect(gantt).to_be_visible()
     settle(page)
-    for name in ("Aurora ·", "Random order (RCS) ·", "Shortest job first (SJF) ·"):
+    for name in ("Aurora ·", "Linear placement (deployed now) ·"):
         expect(gantt.get_by_text(name).first).to_be_visible()
     print(f"a plan and its Gantt after {time.monotonic() - begun:.1f} s")
     assert len(CLICKED) - clicks == 2

@@ -156,7 +156,7 @@ def finished(kind: str) -> runner.Job:
     return job
 
 
-def run_the_job(app: AppTest, label: str = "Run", kind: str = "optimise") -> runner.Job:
+def run_the_job(app: AppTest, label: str = "Plan it", kind: str = "optimise") -> runner.Job:
     """Press the button that starts a job, wait for the job and run the page again."""
     press(app, label)
     job = finished(kind)

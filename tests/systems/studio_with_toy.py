@@ -53,7 +53,7 @@ def optimise_page() -> dict[str, Any]:
         box.set_value(box.label.startswith(("**Toy**", "**Linear placement**")))
     app.run()
     options = [box.key for box in app.selectbox if "-toy-" in (box.key or "")]
-    next(button for button in app.button if button.label == "Run").click()
+    next(button for button in app.button if button.label == "Plan it").click()
     app.run()
     job = runner.jobs(store.data_folder(), "optimise")[0]
     assert runner.wait(job, 120) is runner.State.DONE, job.log_tail()
