@@ -169,6 +169,12 @@ def _kept_bytes(problem: Problem, placement: Placement, irregular: bool) -> np.n
     return model.layers * attention + len(model.dense_layers) * dense + experts.sum(axis=0) + logits + behind
 
 
+def narrowed_step(step: TrainingStep, divisor: int) -> TrainingStep:
+    """The step with its dense FFNs and its vocabulary divided, so that all matrices keep their proportions."""
+    widths = {name: max(2, getattr(step, name) // divisor) for name in ("dense_d_ff", "vocabulary")}
+    return step if divisor == 1 else step.model_copy(update=widths)
+
+
 def shrunk(step: TrainingStep, model: MoEModel, plans: Sequence[Plan], flop_budget: float) -> TrainingStep:
     """The step with fewer and shorter sequences, so that a rank of no plan has more than `flop_budget` FLOP to do, or
     as few as the plans allow: no part of a batch has less than a sequence, no part of an expert's buffer less than a row.
