@@ -19,12 +19,11 @@ from engine.launch.results.comparison import compare
 from engine.launch.results.run import read_run
 from engine.launch.running import clusters
 from engine.launch.running.local import run_here
-from engine.plan import Overlap, PartitionRange, Pipeline, Placement, Priority
+from engine.plan import Overlap, PartitionRange, Pipeline, Placement, Priority, expert_groups
 from engine.problem import make_problem
 from engine.result import never
 from engine.simulate.streams import POLICIES
 from engine.simulate.training import price_step
-from engine.simulate.training.pricing import expert_groups
 from engine.simulate.training.program import program_of
 from engine.systems import TRAINING
 from engine.systems import run as plan_with

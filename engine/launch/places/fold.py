@@ -14,8 +14,7 @@ from engine.communication.two_tier import order_on
 from engine.goal import Goal
 from engine.launch.rank.instructions import Tiers, uses_nodes
 from engine.network import Network, off_diagonal
-from engine.plan import Placement, Plan, Schedule, SendOrder
-from engine.simulate.training.pricing import expert_groups
+from engine.plan import Placement, Plan, Schedule, SendOrder, expert_groups
 from engine.systems.pieces import reverse
 from engine.workload import RoutingTrace
 

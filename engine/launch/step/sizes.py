@@ -17,9 +17,9 @@ from engine.goal import Goal
 from engine.launch.rank.instructions import POOL_STRIDE
 from engine.model import MoEModel
 from engine.overlap.transformer import transformer_step
-from engine.plan import Placement, Plan
+from engine.plan import Placement, Plan, expert_groups
 from engine.problem import Problem, make_problem
-from engine.simulate.training.pricing import expert_groups, route
+from engine.simulate.training.pricing import route
 from engine.simulate.training.step import bytes_per_parameter, step_state_bytes
 from engine.systems.pieces import linear_placement
 from engine.training import TrainingStep, balanced_load
