@@ -10,11 +10,13 @@ from engine.compare.figures import Metrics, Migration, gap_over_placements, metr
 from engine.compare.standing import Risk, Standing, gain_in_words, standing_of
 from engine.errors import InputError
 from engine.goal import Goal
+from engine.launch.preparation.launch import PLACES
 from engine.plan import Overlap, Pipeline, Placement, Plan, Priority, SendOrder, Travel
 from engine.problem import Problem
 from engine.simulate import simulate
+from engine.store.team import Run
 from engine.timeline import Timeline
-from engine.units import seconds, share, size
+from engine.units import ratio, seconds, share, size
 from engine.workload import Workload
 
 ORDERS = {
@@ -302,3 +304,17 @@ def risk_in_words(brief: Brief) -> str:
     worst = brief.worst
     more = f", the worst of {len(brief.risks)} other recordings" if len(brief.risks) > 1 else ""
     return f"On {worst.recording}{more}: {seconds(worst.seconds)}, {gain_in_words(worst.gain, brief.baseline.plan.name)}."
+
+
+def launches_in_words(runs: Sequence[Run]) -> str:
+    """Measured over predicted time of the newest launch of the plan, and the span of all; runs: newest first."""
+    done = [run for run in runs if run.predicted and run.measured]
+    if not done:
+        return "Not measured yet: no launch of this plan has ended."
+    newest, factors = done[0], [run.measured / run.predicted for run in done]
+    where = PLACES.get(newest.place, newest.place)
+    text = (
+        f"Launched on {where}: {seconds(newest.measured)} for {seconds(newest.predicted)} predicted there, {ratio(factors[0])}"
+    )
+    more = f"; {len(done)} launches, {ratio(min(factors))} to {ratio(max(factors))}" if len(done) > 1 else ""
+    return f"{text}{more}."

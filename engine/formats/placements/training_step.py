@@ -20,7 +20,7 @@ StepTarget = Literal["megatron-step", "deepspeed", "tutel"]
 
 def write_step(target: StepTarget, plan: Plan, model: MoEModel, step: TrainingStep | None, name: str) -> Export:
     """The file of a framework, the lines that use it, and notes on the rest of the plan. Raises InputError for a plan that is
-    not for training, or whose experts the framework cannot place.
+    not for training, or has experts where the framework cannot place them.
 
     target: the framework
     name: the file's, as it stands in the lines

@@ -75,7 +75,7 @@ def ranks_of_group(placement: Placement, ranks: int) -> int:
 
 
 def gpus_of_ranks(placement: Placement, ranks: int) -> list[np.ndarray]:
-    """The GPUs whose experts each rank holds: its block of neighbours, or of packed experts its part of one group."""
+    """The GPUs that each rank has the experts of: its block of neighbours, or of packed experts its part of one group."""
     groups, size = packed(placement)
     if groups == 1:
         rank = rank_of_gpu(placement.gpus, ranks)

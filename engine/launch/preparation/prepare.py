@@ -95,7 +95,7 @@ def _checks(
 
 
 def _exchange_checks(plans: Sequence[Plan], instructions: RankInstructions) -> Iterator[Check]:
-    """Lines on plans whose all-to-alls folding takes away, or thins out."""
+    """Lines on plans that folding takes all-to-alls from."""
     ranks = instructions.ranks
     for plan, folded in zip(plans, instructions.plans, strict=True):
         groups, size = packed(plan.placement)

@@ -79,7 +79,7 @@ def check_passes(repeats: int, limit: float) -> None:
 
 def computed_in(model: MoEModel, dtype: str | None, on_gpus: bool, training: bool = False) -> MoEModel:
     """The model in the number format of the launch: fp8 becomes bf16 and TF32 real fp32, which ranks have PyTorch keep
-    to; in a training step fp16, whose gradients would have to be scaled, becomes bf16 too. Weights are of that format
+    to; in a training step fp16 becomes bf16 too, as no gradients are scaled. Weights are of that format
     whatever the checkpoint's are, and latent experts get tokens of their own width."""
     if dtype not in (None, "fp32", "bf16"):
         raise InputError(f"{dtype}: a launch computes in fp32 or bf16")
@@ -103,7 +103,7 @@ def narrowed(model: MoEModel, divisor: int, heads: int = 1) -> MoEModel:
 
 
 def first_that_fits(attempts: Iterator[Attempt]) -> tuple[Attempt, tuple[Check, ...]]:
-    """The first attempt whose memory suffices, with its lines; the very first one if none does. A smaller one than asked
+    """The first attempt that fits into memory, with its lines; the very first one if none does. A smaller one than asked
     for is told in a line of its own."""
     whole = None
     for attempt in attempts:
@@ -122,7 +122,7 @@ def _smaller(whole: Attempt, small: Attempt) -> Iterator[Check]:
         if before != after:
             changed.append(f"{name} {before:,} → {after:,} wide")
     text = (
-        f"smaller than the model, whose weights do not fit ({short}): {', '.join(changed)}. Layers, experts and routing stay, "
+        f"smaller than the model, which does not fit ({short}): {', '.join(changed)}. Layers, experts and routing stay, "
         "so each all-to-all has the same pattern in narrower rows; predicted and measured times are of this smaller model"
     )
     yield Check(SMALLER, True, text, warning=True)
