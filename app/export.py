@@ -1,4 +1,5 @@
-"""Export of a plan: the files of serving engines with the flags to add and the parts left behind, a trace, a table.
+"""Export of a plan: the files of engines and training frameworks with the flags to add and the parts left behind, a trace,
+a table.
 
 A plan that an engine refuses can be projected to an even one, at a price; a trace has the prediction and a measured run.
 """
@@ -16,15 +17,19 @@ from engine import units
 from engine.compare.redundancy import EvenProjection, project_evenly
 from engine.errors import InputError
 from engine.formats.perfetto import write_trace
-from engine.formats.placements import Export, Target, write_placement
+from engine.formats.placements import OF_TRAINING, TARGETS, Export, Target, write_placement
 from engine.formats.placements.export import PROJECT
+from engine.formats.placements.training_step import STEP_TARGETS, StepTarget, write_step
+from engine.goal import Goal
 from engine.jobs.runner import State
 from engine.launch.preparation.launch import PLACES
 from engine.model import MoEModel
 from engine.plan import Plan
 from engine.problem import Problem
+from engine.training import TrainingStep
 
 PERFETTO = "perfetto"
+ENGINE_LINES = "Add to the engine's command line or configuration, with the path of the file:"
 
 
 @dataclass(frozen=True)
@@ -32,9 +37,14 @@ class Taker:
     """A format of the export. target: of `write_placement`, or PERFETTO; suffix: of the file's name; about: its readers."""
 
     title: str
-    target: Target | str
+    target: Target | StepTarget | str
     suffix: str
     about: str
+
+    def takes(self, plan: Plan) -> bool:
+        """True if plans for this goal go there."""
+        ours = (*OF_TRAINING, *STEP_TARGETS, PERFETTO) if plan.goal is Goal.TRAINING else (*TARGETS, PERFETTO)
+        return self.target in ours
 
 
 TAKERS = (
@@ -45,6 +55,9 @@ TAKERS = (
     Taker("vLLM-Ascend", "vllm-ascend", ".json", "For its first model runner only; the second (MRv2) refuses maps."),
     Taker("Megatron-Core, DeepSpeed", "megatron", ".json", "A permutation of experts to reorder a checkpoint by."),
     Taker("ExFlow", "exflow", ".csv", "The table that ExFlow's own code reads: one GPU for every expert."),
+    Taker("Megatron-LM, flags", "megatron-step", ".txt", "The step's and the schedule's flags, one a line."),
+    Taker("DeepSpeed, JSON", "deepspeed", ".json", "A configuration, with the arguments of its MoE layer."),
+    Taker("Tutel, JSON", "tutel", ".json", "Every MoE layer's arguments, with its pipeline degree."),
     Taker("Table (CSV)", "csv", ".csv", "Every slot of every GPU in a row, for a spreadsheet or a script."),
     Taker("Perfetto", PERFETTO, ".json", "The timeline as a trace, for ui.perfetto.dev."),
 )
@@ -59,8 +72,10 @@ def file_name(plan: Plan, taker: Taker) -> str:
 @cached.kept_with_refusal(
     32, "Writing the file and reading it back", cached.BY_NAME | {Taker: lambda taker: (taker.target, taker.suffix)}
 )
-def exported(plan: Plan, model: MoEModel, taker: Taker, mtp: bool) -> Export:
-    """The plan's placement for an engine. Raises InputError if the engine cannot load it."""
+def exported(plan: Plan, model: MoEModel, step: TrainingStep | None, taker: Taker, mtp: bool) -> Export:
+    """The plan's placement for an engine, or its schedule for a framework. Raises InputError if that cannot load it."""
+    if taker.target in STEP_TARGETS:
+        return write_step(taker.target, plan, model, step, file_name(plan, taker))
     return write_placement(taker.target, plan, model, file_name(plan, taker), mtp)
 
 
@@ -168,13 +183,22 @@ WIDTH = 320
 
 def show(plan: Plan, problem: Problem, key: str) -> None:
     """Show the export of a plan in a box that a person opens. key: of the page."""
-    with st.expander("Export to a serving engine", icon=":material/output:", on_change="rerun", key=f"{key}-export") as box:
+    training = plan.goal is Goal.TRAINING
+    with st.expander(
+        f"Export to a {'training framework' if training else 'serving engine'}",
+        icon=":material/output:",
+        on_change="rerun",
+        key=f"{key}-export",
+    ) as box:
         if not box.open:
             return
         with st.container(horizontal=True, vertical_alignment="bottom"):
             fixed = plan.travel is not None and plan.travel.replicas == "fixed"
-            usual = next(place for place, taker in enumerate(TAKERS) if taker.target == ("vllm-ascend" if fixed else "sglang"))
-            taker = kept.selectbox("Engine", TAKERS, usual, lambda taker: taker.title, key=f"{key}-export-engine", width=WIDTH)
+            first = "megatron-step" if training else "vllm-ascend" if fixed else "sglang"
+            takers = [taker for taker in TAKERS if taker.takes(plan)]
+            usual = next(place for place, taker in enumerate(takers) if taker.target == first)
+            label, name = ("Framework", "framework") if training else ("Engine", "engine")
+            taker = kept.selectbox(label, takers, usual, lambda taker: taker.title, key=f"{key}-export-{name}", width=WIDTH)
             mtp = taker.target == "trtllm" and kept.checkbox(
                 "With a layer for MTP",
                 key=f"{key}-export-mtp",
@@ -191,22 +215,23 @@ def show(plan: Plan, problem: Problem, key: str) -> None:
 def _placement(plan: Plan, problem: Problem, taker: Taker, mtp: bool, key: str) -> None:
     """The file, or why there is none and the way to mend it."""
     try:
-        _file(plan, problem.model, taker, mtp, key)
+        _file(plan, problem, taker, mtp, key)
     except InputError as error:
         st.error(plain(without_flags(str(error))), icon=":material/block:")
         if (projected := offer(plan, problem, str(error), key)) is None:
             return
         try:
-            _file(projected, problem.model, taker, mtp, f"{key}-even")
+            _file(projected, problem, taker, mtp, f"{key}-even")
         except InputError as other:
             st.error(plain(without_flags(str(other))), icon=":material/block:")
 
 
-def _file(plan: Plan, model: MoEModel, taker: Taker, mtp: bool, key: str) -> None:
+def _file(plan: Plan, problem: Problem, taker: Taker, mtp: bool, key: str) -> None:
     """The flags to add, the parts left behind, and the download. Raises InputError if the engine cannot load the plan."""
-    export = exported(plan, model, taker, mtp)
+    export = exported(plan, problem.model, problem.step, taker, mtp)
     if export.lines:
-        st.markdown("Add to the engine's command line or configuration, with the path of the file:")
+        where = "Use the file, by its path:" if taker.target in STEP_TARGETS else ENGINE_LINES
+        st.markdown(where)
         st.code("\n".join(export.lines), language=None, wrap_lines=True)
     if notes := [without_flags(note) for note in export.notes]:
         st.markdown("\n".join(f"- {plain(f'{note[:1].upper()}{note[1:]}.')}" for note in notes))

@@ -13,6 +13,7 @@ from engine.cli import arguments, commands, parser
 from engine.compare.evidence import Thresholds
 from engine.compare.imbalance import PRESETS, USUAL_STEPS
 from engine.formats.placements import TARGETS
+from engine.formats.placements.training_step import STEP_TARGETS
 from engine.formats.writers import WRITERS
 from engine.launch.calibration.calibrate import DTYPES
 from engine.launch.places.destination import CPUS_PER_RANK, MEMORY_PER_RANK, SCHEDULERS
@@ -103,7 +104,7 @@ def test_the_names_of_systems_are_those_in_their_files() -> None:
 def test_choices_are_those_of_the_engine() -> None:
     assert tuple(commands.KERNELS) == tuple(KERNELS)
     assert tuple(commands.WRITERS) == tuple(WRITERS)
-    assert tuple(commands.TARGETS) == tuple(TARGETS)
+    assert tuple(commands.TARGETS) == tuple(TARGETS) and tuple(commands.STEP_TARGETS) == tuple(STEP_TARGETS)
     assert {name: preset.text for name, preset in PRESETS.items()} == commands.PRESETS
     assert options_of("serve")["operators"].choices == OPERATORS
     assert options_of("calibrate")["dtype"].choices == list(DTYPES)

@@ -7,6 +7,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from app.charts.theme import KIND_COLOURS, KIND_TITLES, MUTED, NEUTRAL, SMALLEST, TEAL, faint, finish, legend_above, plain, tips
+from engine.launch.results.comparison import furthest
 from engine.units import TIME, digits, ratio, scale_of, seconds, share
 
 TIMES = 136
@@ -17,6 +18,8 @@ PAIR, AROUND = 40, 136
 WRITTEN = 8
 """Most pairs of bars that have room for their times."""
 WAITING = "Waiting between steps"
+OUTSIDE = "Outside the layers"
+"""Embedding, head, all-reduces and the update of a training step, whose layer is -1."""
 
 
 def by_kind(
@@ -37,7 +40,9 @@ def by_kind(
     colours = [*(KIND_COLOURS[kind] for kind in kinds), NEUTRAL]
     before, after = waiting
     figure = _lying(names, [*predicted, before], [*measured, after], colours, dark)
-    return _with_legend(figure, against_prediction(*total), len(names))
+    worst = furthest(names, [*predicted, before], [*measured, after])
+    title = against_prediction(*total) + (f"; {worst}" if worst else "")
+    return _with_legend(figure, title, len(names))
 
 
 def against_prediction(predicted: float, measured: float) -> str:
@@ -53,12 +58,13 @@ def against_prediction(predicted: float, measured: float) -> str:
 def by_layer(layers: Sequence[int], predicted: Sequence[float], measured: Sequence[float], dark: bool = False) -> go.Figure:
     """Bars for each MoE layer: predicted outlined, measured solid, in seconds. Many layers stand upright, predicted
     left of measured, with their times in tips."""
-    factors = {layer: after / before for layer, before, after in zip(layers, predicted, measured, strict=True) if before}
+    names = [OUTSIDE if layer < 0 else f"Layer {layer}" for layer in layers]
+    factors = {name: after / before for name, before, after in zip(names, predicted, measured, strict=True) if before}
     title = "Seconds of every layer"
     if factors:
-        worst = max(factors, key=lambda layer: abs(np.log(max(factors[layer], 1e-9))))
-        title = f"Layer {worst} is furthest from its prediction: {ratio(factors[worst])}"
-    names, colours = [f"Layer {layer}" for layer in layers], [TEAL] * len(layers)
+        worst = max(factors, key=lambda name: abs(np.log(max(factors[name], 1e-9))))
+        title = f"{worst} is furthest from its prediction: {ratio(factors[worst])}"
+    colours = [TEAL] * len(layers)
     if len(names) <= WRITTEN:
         return _with_legend(_lying(names, predicted, measured, colours, dark), title, len(names))
     most = max([*predicted, *measured], default=0.0)
@@ -66,7 +72,9 @@ def by_layer(layers: Sequence[int], predicted: Sequence[float], measured: Sequen
     figure = go.Figure()
     for values, look in _both(names, predicted, measured, colours):
         figure.add_bar(x=list(layers), y=[value / factor for value in values], **look)
-    figure.update_xaxes(title="MoE layer", dtick=max(1, len(layers) // 16))
+    marked = [layer for place, layer in enumerate(layers) if layer < 0 or place % max(1, len(layers) // 16) == 0]
+    labels = ["outside" if layer < 0 else f"{layer}" for layer in marked]
+    figure.update_xaxes(title="MoE layer" if min(layers) >= 0 else "layer", tickvals=marked, ticktext=labels)
     figure.update_yaxes(title=f"time, {unit}", range=[0, most / factor * 1.05 or 1])
     return _with_legend(figure, title)
 

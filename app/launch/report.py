@@ -104,6 +104,8 @@ def show(launch: Launched, past: list[Launched]) -> None:
                     history.start(arguments)
                     st.rerun()
         st.caption(f"{what_for}{started}{ranks}{tokens} · {ended}")
+        if brief.smaller:
+            st.warning(sentence(brief.smaller), icon=":material/compress:")
     if launch.state is State.DONE:
         note(launch)
         with failing.saying():

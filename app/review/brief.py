@@ -1,6 +1,7 @@
 """The brief of a plan: everything that a decision needs, computed from the plan and its inputs alone, and in sentences."""
 
 from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,11 +10,13 @@ from engine.compare.baseline import baseline_of, travelling_like
 from engine.compare.figures import Metrics, Migration, gap_over_placements, metrics, migration, proof_of_plan
 from engine.compare.standing import Risk, Standing, gain_in_words, standing_of
 from engine.goal import Goal
+from engine.launch.preparation.launch import PLACES
 from engine.plan import Overlap, Pipeline, Placement, Plan, Priority, SendOrder, Travel
 from engine.problem import Problem
 from engine.simulate import simulate
+from engine.store.team import Run
 from engine.timeline import Timeline
-from engine.units import seconds, share, size
+from engine.units import ratio, seconds, share, size
 
 ORDERS = {
     "matched": "in {phases} per layer, in which a GPU sends to at most one other and receives from at most one",
@@ -277,3 +280,17 @@ def risk_in_words(brief: Brief) -> str:
     more = f", the worst of {len(standing.risks)} held-out recordings" if len(standing.risks) > 1 else ", held out"
     phase = f" Judged on {standing.other_phase}, for want of other recordings." if standing.other_phase else ""
     return f"On {worst.recording}{more}: {seconds(worst.seconds)}, {gain_in_words(worst.gain, standing.deployed)}.{phase}"
+
+
+def launches_in_words(runs: Sequence[Run]) -> str:
+    """Measured over predicted time of the newest launch of the plan, and the span of all; runs: newest first."""
+    done = [run for run in runs if run.predicted and run.measured]
+    if not done:
+        return "Not measured yet: no launch of this plan has ended."
+    newest, factors = done[0], [run.measured / run.predicted for run in done]
+    where = PLACES.get(newest.place, newest.place)
+    text = (
+        f"Launched on {where}: {seconds(newest.measured)} for {seconds(newest.predicted)} predicted there, {ratio(factors[0])}"
+    )
+    more = f"; {len(done)} launches, {ratio(min(factors))} to {ratio(max(factors))}" if len(done) > 1 else ""
+    return f"{text}{more}."

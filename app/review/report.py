@@ -28,7 +28,7 @@ from app.charts import cluster as cluster_charts
 from app.charts import review as charts
 from app.charts.theme import CONFIG, ink, legible
 from app.review import place, thresholds
-from app.review.brief import Brief, bound_in_words, cost_in_words, headline, named_pair, risk_in_words
+from app.review.brief import Brief, bound_in_words, cost_in_words, headline, launches_in_words, named_pair, risk_in_words
 from engine import units
 from engine.compare.figures import proof_of_plan
 from engine.compare.judge import interval
@@ -89,6 +89,7 @@ def html(dossier: Dossier) -> str:
         bounds=bound_in_words(dossier.brief),
         cost=cost_in_words(dossier.brief),
         risk=risk_in_words(dossier.brief),
+        measured=launches_in_words(dossier.runs),
         judged=judged(dossier),
         inputs=inputs(dossier.brief.problem),
         provenance=provenance(dossier.brief),

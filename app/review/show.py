@@ -7,7 +7,7 @@ from streamlit.delta_generator import DeltaGenerator
 from app import cached, export, state, tables, verdict_line, widgets
 from app.charts import review as charts
 from app.review import discussion, news, place, report, store, verdict
-from app.review.brief import Brief, bound_in_words, cost_in_words, headline, named_pair, risk_in_words
+from app.review.brief import Brief, bound_in_words, cost_in_words, headline, launches_in_words, named_pair, risk_in_words
 from app.review.compare import draw_timelines
 from app.review.plan_list import corrections, leave_brief
 from app.review.report import Dossier
@@ -47,7 +47,7 @@ def show(saved: SavedPlan, review: Review | None) -> None:
         _note(saved)
         _noted(saved)
     else:
-        _brief(saved, brief, line)
+        _brief(saved, brief, line, runs)
         export.show(brief.own.plan, brief.problem, "review")
     _runs(runs)
     discussion.show(saved, review, brief.problem if brief else None)
@@ -57,7 +57,7 @@ def show(saved: SavedPlan, review: Review | None) -> None:
     st.caption(f"Plan `{plan.id[:12]}`, made by {plain(system.title if system else optimiser)}, seed {plan.provenance.seed}")
 
 
-def _brief(saved: SavedPlan, brief: Brief, line: DeltaGenerator) -> None:
+def _brief(saved: SavedPlan, brief: Brief, line: DeltaGenerator, runs: list[Run]) -> None:
     """The figures in one line, which stands above, then in a chart, then in words."""
     place.mark("timelines")
     pair = dict(zip(named_pair(brief), (brief.own.plan, brief.baseline.plan), strict=True))
@@ -82,6 +82,7 @@ def _brief(saved: SavedPlan, brief: Brief, line: DeltaGenerator) -> None:
                     *(f"- {plain(sentence)}" for sentence in bound_in_words(brief)),
                     f"- Cost: {plain(cost_in_words(brief))}",
                     f"- Risk: {plain(risk_in_words(brief))}",
+                    f"- Measured: {plain(launches_in_words(runs))}",
                 ]
             )
         )

@@ -25,6 +25,7 @@ WRITERS = ("npz", "npy", "csv", "parquet", "loads-csv", "moe-balance", "sglang-s
 """Formats that a recording can be written in."""
 
 TARGETS = ("sglang", "trtllm", "vllm", "vllm-ascend", "megatron", "exflow", "csv")
+STEP_TARGETS = ("megatron-step", "deepspeed", "tutel")
 """Formats that a placement can be written in."""
 
 KERNELS = ("order", "assign", "colocate", "colocate-heterogeneous", "affinity", "coactivation", "popularity")
@@ -291,9 +292,9 @@ def _drift(commands: Commands) -> None:
 
 
 def _export(commands: Commands) -> None:
-    command = add_command(commands, "export", "export", "a plan as a serving engine reads it, or for Perfetto")
+    command = add_command(commands, "export", "export", "a plan as an engine or a training framework reads it, or for Perfetto")
     command.add_argument("plan", type=Path, help="a plan, a serving engine's plan file, 'linear' or 'round-robin'")
-    command.add_argument("--to", required=True, choices=[*TARGETS, "perfetto"])
+    command.add_argument("--to", required=True, choices=[*TARGETS, *STEP_TARGETS, "perfetto"])
     add_options(command, {"-o --output FILE": None}, required=True)
     options = {
         "--even": "project the plan to as many slots on every GPU, and say what that costs",

@@ -1,4 +1,4 @@
-"""`export`: a plan as a serving engine reads it, or its timeline for Perfetto."""
+"""`export`: a plan as a serving engine or a training framework reads it, or its timeline for Perfetto."""
 
 import argparse
 from typing import Any
@@ -10,6 +10,7 @@ from engine.compare.redundancy import EvenProjection, project_evenly
 from engine.errors import InputError
 from engine.formats import perfetto
 from engine.formats.placements import Export, open_plan_file, write_placement
+from engine.formats.placements.training_step import STEP_TARGETS, write_step
 from engine.formats.source import fault, one_clear_line, read_json_object
 from engine.model import MoEModel
 from engine.plan import Placement, Plan
@@ -25,6 +26,12 @@ def run_export(options: argparse.Namespace) -> int:
         if options.even or options.mtp:
             raise InputError("--even and --mtp are for serving engines; leave them out for Perfetto")
         exported, projection = Export({options.output.name: _trace(options).encode()}), None
+    elif options.to in STEP_TARGETS:
+        if options.even or options.mtp:
+            raise InputError("--even and --mtp are for serving engines; leave them out for a training step")
+        (plan,), problem = plans_and_problem(options, [options.plan])
+        exported = write_step(options.to, plan, problem.model, problem.step, options.output.name)
+        projection = None
     else:
         exported, projection = _placement(options)
     for content in exported.files.values():
@@ -92,5 +99,5 @@ def _as_text(content: dict[str, Any]) -> str:
         )
     lines.append(f"saved: {content['saved']}")
     if content["lines"]:
-        lines += ["add to the engine's command line or configuration:", *(f"  {line}" for line in content["lines"])]
+        lines += ["add to the command line or configuration:", *(f"  {line}" for line in content["lines"])]
     return "\n".join(lines + [f"note: {note}" for note in content["notes"]])

@@ -17,6 +17,7 @@ from engine.launch.places.destination import CPUS_PER_RANK, MEMORY_PER_RANK, SCH
 from engine.launch.preparation.launch import Launch, PreparedLaunch
 from engine.launch.preparation.prepare import prepare
 from engine.launch.rank.instructions import uses_nodes
+from engine.launch.results.comparison import furthest, layer_in_words
 from engine.launch.running import clusters
 from engine.launch.running.local import command_of, temporary_folder
 from engine.launch.running.local import run as run_prepared
@@ -180,6 +181,7 @@ def _launched_plan(run: LaunchedPlan) -> str:
     lines = [
         f"{run.name}: median of {len(run.pass_seconds)} passes ({_spread(run)})",
         table(["step", "predicted", "measured", "measured / predicted"], rows),
+        *filter(None, [furthest(kinds.kind, kinds.predicted, kinds.measured)]),
         *_launched_layers(run.by_layer),
         f"differs from the unplanned computation by {run.difference:.2g} of its largest number (rounding explains up to "
         f"{run.allowed_difference:.2g})",
@@ -198,4 +200,6 @@ def _launched_layers(layers: ByLayer) -> list[str]:
     if len(factors) < 2:
         return []
     least, most = min(factors, key=factors.__getitem__), max(factors, key=factors.__getitem__)
-    return [f"layers: from {ratio(factors[least])} (layer {least}) to {ratio(factors[most])} (layer {most})"]
+    return [
+        f"layers: from {ratio(factors[least])} ({layer_in_words(least)}) to {ratio(factors[most])} ({layer_in_words(most)})"
+    ]

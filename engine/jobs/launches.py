@@ -35,7 +35,8 @@ BRIEF = "brief.json"
 
 
 class Brief(Frozen):
-    """The line of a launch in a list; its result is large. predicted, measured: seconds of each plan, once known."""
+    """The line of a launch in a list; its result is large. predicted, measured: seconds of each plan, once known; smaller: the
+    words on a model that was shrunk."""
 
     plans: tuple[str, ...]
     on: On
@@ -43,6 +44,7 @@ class Brief(Frozen):
     tokens: int | None = None
     predicted: tuple[float, ...] = ()
     measured: tuple[float, ...] = ()
+    smaller: str = ""
 
 
 class LaunchAsk(Ask):
@@ -171,7 +173,7 @@ def launch(ask: LaunchAsk, context: Context) -> LaunchAnswer:
     prepared = prepare(asked)
     refuse_broken_launch(asked.plans, asked.workload, asked.model, asked.cluster, asked.second, asked.step)
     names = tuple(plan.name for plan in asked.plans)
-    brief = Brief(plans=names, on=asked.on, ranks=prepared.instructions.ranks, tokens=prepared.tokens)
+    brief = Brief(plans=names, on=asked.on, ranks=prepared.instructions.ranks, tokens=prepared.tokens, smaller=prepared.smaller)
     write_atomically(context.folder / BRIEF, brief.to_json())
     answer = describe_run(run(prepared, context.folder / RUN, context.stop, context.report), prepared.testbed)
     figures = {

@@ -126,3 +126,19 @@ class Placement(Frozen):
     def slots(self) -> np.ndarray:
         """Expert slots in use: int64[layer, gpu]."""
         return np.array([[len(experts) for experts in row] for row in self.experts_of_gpu], dtype=np.int64)
+
+
+def expert_groups(placement: Placement) -> int:
+    """Number of groups of neighbouring GPUs that hold every expert exactly once in every layer; 1 for other replicas."""
+    slots, gpus = placement.slots, placement.gpus
+    copies = slots[0].sum() / placement.experts
+    groups = int(copies)
+    if groups < 2 or groups != copies or gpus % groups or np.any(slots.sum(axis=1) != slots[0].sum()):
+        return 1
+    size = gpus // groups
+    for row in placement.experts_of_gpu:
+        for first in range(0, gpus, size):
+            held = [expert for experts in row[first : first + size] for expert in experts]
+            if sorted(held) != list(range(placement.experts)):
+                return 1
+    return groups

@@ -15,11 +15,10 @@ from engine.errors import IllegalError, InputError
 from engine.goal import Goal
 from engine.model import MoEModel
 from engine.network import Network
-from engine.plan import OrderMode, Placement, Plan, Schedule, SendOrder
+from engine.plan import OrderMode, Placement, Plan, Schedule, SendOrder, expert_groups
 from engine.problem import Problem, make_problem
 from engine.provenance import has_inputs_of
 from engine.simulate.training import check_step_parts, graph_of
-from engine.simulate.training.pricing import expert_groups
 from engine.simulate.work import Load
 from engine.training import TrainingStep
 from engine.workload import Workload

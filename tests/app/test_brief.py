@@ -16,7 +16,7 @@ from app.charts import review as charts
 from app.charts.gantt import fewer_lanes
 from app.review import compare, plan_list, report
 from app.review import store as review_store
-from app.review.brief import Brief, brief_of, cost_in_words, risk_in_words, words
+from app.review.brief import Brief, brief_of, cost_in_words, launches_in_words, risk_in_words, words
 from app.review.report import Dossier
 from engine import formats
 from engine.catalogue import cluster_presets
@@ -360,3 +360,16 @@ def test_a_training_step_without_a_review(dossier: Dossier) -> None:
 def test_the_file_has_a_name_that_every_system_takes(name: str, file: str) -> None:
     saved = SavedPlan(1, "w", "f" * 64, None, name, "", {}, {}, "Ana", 0.0)
     assert report.file_name(saved) == f"{file}-ffffffff.html"
+
+
+def test_launches_say_how_far_the_prediction_was_off():
+    def run(measured: float | None, predicted: float | None = 2.0, place: str = "local") -> Run:
+        return Run("1", "p", place, predicted, measured, {}, "ana", 0.0)
+
+    for runs, says in (
+        ([], "Not measured yet"),
+        ([run(None)], "Not measured yet"),
+        ([run(3.0)], "Launched on this machine: 3 s for 2 s predicted there, 1.5×."),
+        ([run(1.0, place="testbed"), run(3.0)], "Launched on testbed: 1 s for 2 s predicted there, 0.5×; 2 launches, 0.5× to"),
+    ):
+        assert says in launches_in_words(runs)

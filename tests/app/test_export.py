@@ -11,6 +11,7 @@ from streamlit.testing.v1 import AppTest
 from app.export import PERFETTO, TAKERS, exported, file_name, without_flags
 from engine import store
 from engine.formats.placements import TARGETS
+from engine.formats.placements.training_step import STEP_TARGETS
 from engine.jobs.runner import State
 from engine.plan import Plan
 from tests.cases.launched import finish, request_of
@@ -46,7 +47,7 @@ def button(app: AppTest):
 
 
 def test_every_target_is_offered_without_flags_of_the_command_line() -> None:
-    assert {taker.target for taker in TAKERS} == {*TARGETS, PERFETTO}
+    assert {taker.target for taker in TAKERS} == {*TARGETS, *STEP_TARGETS, PERFETTO}
     assert len({taker.title for taker in TAKERS}) == len(TAKERS)
     assert without_flags("needs a copy (--mtp); export it (--even), please") == "needs a copy; export it, please"
 
@@ -82,7 +83,7 @@ def test_the_files_hold_the_plan(app: AppTest) -> None:
 
     def content(title: str, mtp: bool = False) -> bytes:
         taker = next(taker for taker in TAKERS if taker.title == title)
-        ((name, content),) = exported(plan, model, taker, mtp).files.items()
+        ((name, content),) = exported(plan, model, None, taker, mtp).files.items()
         assert name == file_name(plan, taker) and name.endswith(taker.suffix)
         return content
 

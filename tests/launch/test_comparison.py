@@ -16,7 +16,7 @@ from engine.launch.rank.instructions import RankInstructions, Tokens
 from engine.launch.rank.layer import expert_ffns
 from engine.launch.rank.layers import Layers
 from engine.launch.rank.recorder import COLUMNS as RECORDED
-from engine.launch.results.comparison import compare
+from engine.launch.results.comparison import compare, furthest, layer_in_words
 from engine.launch.results.preference import APART, prefer
 from engine.launch.results.run import measured_timelines
 from engine.model import MoEModel
@@ -259,7 +259,21 @@ def test_it_is_told_in_words():
     assert "longer in 3 of 3 passes (p = 0.25)" in others[1]
     assert ranked == "slow was predicted to be faster than like quick (1.36×), but is slower"
     assert prefer(runs[:2]).lines[0] == "measured, quick is the fastest"
-    assert "the same way" in prefer(runs[:2]).lines[-1]
+    assert prefer(runs[:2]).lines[-1] == "as predicted: slow takes 2× as long, predicted 2.2×"
+    # Too few passes for Student's interval, but every one of them says the same.
+    uneven = [timed("lina", (9.4, 9.5, 6.6), 9.35), timed("deepspeed", (5.8, 5.9, 5.9), 7.92)]
+    first, middle, ranked = prefer(uneven).lines
+    assert first == "measured, deepspeed is the fastest in every pass" and middle.endswith("too few passes to rule out noise")
+    assert ranked == "as predicted: lina takes 1.43× as long, predicted 1.18×"
+    alike = prefer([timed("a", (1.0, 1.0, 1.0), 1.0), timed("b", (1.4, 1.5, 1.3), 1.05)]).lines[-1]
+    assert alike == "the predictions, within 10 % of each other, rank nothing: b takes 1.4× as long, predicted 1.05×"
     answer = preference.to_dict()
     assert answer["order"] == [1, 2, 0] and answer["lines"] == preference.lines and not answer["decided"]
     assert answer["pairs"][0]["slower"] == 2 and answer["pairs"][2]["foretold"] is False
+
+
+def test_the_worst_part_is_named_though_parts_cancel():
+    assert furthest(["all-reduce", "attention"], [1.0, 3.8], [4.0, 0.8]) == "all-reduce is furthest off, 4 s instead of 1 s, 4×"
+    assert furthest(["a", "b"], [1.0, 3.0], [1.05, 3.05]) is None and furthest([], [], []) is None
+    assert furthest(["a", "b"], [None, 1.0], [1.0, 1.0]) == "a is furthest off, 1 s instead of 0 s"
+    assert layer_in_words(3) == "layer 3" and "all-reduce" in layer_in_words(-1)

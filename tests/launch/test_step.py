@@ -13,17 +13,17 @@ from engine.catalogue import cluster_presets
 from engine.costs import Datasheet
 from engine.launch.places.devices import Devices
 from engine.launch.preparation import prepare
+from engine.launch.preparation.launch import Launch, PreparedLaunch
 from engine.launch.rank.instructions import MACHINE_TIMES, REPORT
 from engine.launch.results.comparison import compare
 from engine.launch.results.run import read_run
 from engine.launch.running import clusters
 from engine.launch.running.local import run_here
-from engine.plan import Overlap, PartitionRange, Pipeline, Placement, Priority
+from engine.plan import Overlap, PartitionRange, Pipeline, Placement, Priority, expert_groups
 from engine.problem import make_problem
 from engine.result import never
 from engine.simulate.streams import POLICIES
 from engine.simulate.training import price_step
-from engine.simulate.training.pricing import expert_groups
 from engine.simulate.training.program import program_of
 from engine.systems import TRAINING
 from engine.systems import run as plan_with
@@ -283,3 +283,48 @@ def test_recorded_routing_is_replayed(tmp_path):
     launch = steps.prepare_step(plan_by("lancet", problem), step=step, workload=trace, repeats=1)
     (measured_plan,) = run_here(launch, tmp_path / "run", never, silent).runs
     assert 0 <= measured_plan.difference.error <= 1e-4
+
+
+def test_a_model_in_fp16_is_computed_in_a_format_that_is_chosen_or_usual():
+    plan, half = plan_by("raf", steps.top_one_problem()), steps.TOP_ONE_MODEL.model_copy(update={"dtype": "fp16"})
+    gpus = Devices(("H200",) * 2, (80 * 2.0**30,) * 2, 16, 256 * 2.0**30)
+    for devices, dtype, computed in (
+        (steps.HOST, None, "fp32"),
+        (steps.HOST, "bf16", "bf16"),
+        (gpus, None, "bf16"),
+        (gpus, "fp32", "fp32"),
+    ):
+        asked = Launch((plan,), balanced_load(half), half, step=steps.TOP_ONE_STEP, dtype=dtype)
+        assert prepare.prepare_training(asked, devices).instructions.model.dtype == computed
+
+
+def test_a_model_that_does_not_fit_is_narrowed_and_that_is_said():
+    plan = plan_by("raf", steps.top_one_problem())
+    large = steps.TOP_ONE_MODEL.model_copy(update={"d_model": 4096, "d_ff": 16384})
+    step = steps.TOP_ONE_STEP.model_copy(update={"dense_d_ff": 16384, "vocabulary": 50_000, "heads": 32})
+    asked = Launch((plan,), balanced_load(large), large, step=step)
+    launch = prepare.prepare_training(asked, steps.HOST)
+    small, own = launch.instructions.model, launch.instructions.step
+    assert launch.ready and (small.d_model, small.d_ff, own.dense_d_ff, own.vocabulary) == (1024, 4096, 4096, 12_500)
+    assert (small.layers, small.experts, own.heads) == (large.layers, large.experts, step.heads)
+    assert "4,096 → 1,024 wide" in launch.smaller and "at most 80 % may be used" in launch.smaller
+    roomy = prepare.prepare_training(asked, replace(steps.HOST, host_memory=1000 * 2.0**30))
+    assert not roomy.smaller and roomy.instructions.model.d_model == 4096
+
+
+def test_folding_keeps_all_to_alls_of_packed_experts_or_says_how_many_ranks_do():
+    packed = Placement(
+        experts=4, experts_of_gpu=(tuple(((0, 1), (2, 3))[gpu % 2] for gpu in range(8)),) * 2, model_layers=(1, 2)
+    )
+    plan = plan_of(packed)
+
+    def on(ranks: int | None) -> PreparedLaunch:
+        asked = Launch((plan,), balanced_load(steps.TOP_ONE_MODEL), steps.TOP_ONE_MODEL, step=steps.TOP_ONE_STEP, ranks=ranks)
+        return prepare.prepare_training(asked, steps.HOST)
+
+    for ranks, held in ((2, [(0, 1), (2, 3)]), (4, [(0, 1), (2, 3)] * 2), (None, [(0, 1), (2, 3)] * 2)):
+        (folded,) = on(ranks).instructions.plans
+        assert list(folded.placement.experts_of_gpu[0]) == held and expert_groups(folded.placement) == len(held) // 2
+    for ranks, says in ((3, "use 2 or 4 ranks"), (1, "the only rank would hold all experts")):
+        (warned,) = [check for check in on(ranks).checks if check.name == "All-to-all"]
+        assert warned.warning and says in warned.text

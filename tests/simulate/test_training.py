@@ -20,12 +20,12 @@ from engine.overlap.operator_axes import latest_last
 from engine.overlap.partition import partition
 from engine.overlap.pipeline_degree import pipeline_seconds
 from engine.overlap.stage_pipeline import ChainInstance
-from engine.plan import Overlap, PartitionRange, Placement, Priority
+from engine.plan import Overlap, PartitionRange, Placement, Priority, expert_groups
 from engine.problem import Problem
 from engine.simulate import bound_of_plan, simulate
 from engine.simulate.training import check_step_parts, price_step, step_seconds
 from engine.simulate.training.bound import _forward
-from engine.simulate.training.pricing import expert_groups, route, route_parts
+from engine.simulate.training.pricing import route, route_parts
 from engine.simulate.training.step import step_state_bytes
 from engine.systems.pieces import linear_placement
 from engine.timeline import Timeline

@@ -11,13 +11,12 @@ from engine.compare.figures import metrics
 from engine.costs import Datasheet
 from engine.errors import InputError
 from engine.formats.perfetto import write_trace
-from engine.plan import Overlap
+from engine.plan import Overlap, expert_groups
 from engine.problem import Problem, make_problem
 from engine.reproduce.lancet import Setting, evaluate, settings, weight_gradient_gaps
 from engine.result import Status
 from engine.simulate import simulate
 from engine.simulate.training import price_step
-from engine.simulate.training.pricing import expert_groups
 from engine.systems import SYSTEMS, TRAINING, run, systems_for
 from engine.systems.training.best import KNOBS, waterfall
 from engine.systems.training.lina import packed_placement

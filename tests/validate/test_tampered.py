@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from engine.compare.figures import metrics
 from engine.errors import InputError
 from engine.goal import Goal
-from engine.plan import Plan, Travel
+from engine.plan import Plan, Travel, expert_groups
 from engine.problem import Problem, make_problem
 from engine.provenance import has_inputs_of
 from engine.simulate import bound_of_plan, simulate
-from engine.simulate.training.pricing import expert_groups, graph_of
+from engine.simulate.training.pricing import graph_of
 from engine.systems import run, systems_for
 from engine.validate import refuse_broken
 from tests.cases.examples import examples

@@ -20,6 +20,7 @@ from engine.formats.format import Format, Glance
 from engine.formats.placements import exflow, megatron, sglang, table, tensorrt_llm, vllm
 from engine.formats.placements.export import Export, Written, not_carried
 from engine.formats.placements.plan_source import MAX_JSON_BYTES, WORDS, Deployed, PlanSource, default_layout, parse_json
+from engine.formats.placements.training_step import STEP_TARGETS
 from engine.formats.source import MAGIC, MAX_FILE_BYTES, fault, one_clear_line, quoted
 from engine.model import MoEModel
 from engine.plan import Placement, Plan
@@ -37,6 +38,8 @@ _WRITERS: dict[Target, Callable[[Placement, MoEModel, str], Written]] = {
     "csv": table.write,
 }
 TARGETS: tuple[Target, ...] = tuple(_WRITERS)
+OF_TRAINING: tuple[Target, ...] = ("megatron", "csv")
+"""Those that a plan for a training step goes to as well, beside `STEP_TARGETS`."""
 
 MAX_TEXT_BYTES = 32 * 1024**2
 """Limit of a table."""
@@ -197,6 +200,11 @@ def write_placement(
     """
     if mtp and target != "trtllm":
         raise InputError("only TensorRT-LLM's placement has a layer for MTP (--mtp)")
+    if isinstance(plan, Plan) and plan.priority is not None and target not in OF_TRAINING:
+        raise InputError(
+            f"{plan.name} is for a training step, {target} for serving; export it to {', '.join(STEP_TARGETS[:-1])} or "
+            f"{STEP_TARGETS[-1]}"
+        )
     placement = plan.placement if isinstance(plan, Plan) else plan
     travel = plan.travel if isinstance(plan, Plan) else None
     rule = travel.replicas if travel else None

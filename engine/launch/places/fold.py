@@ -1,6 +1,6 @@
 """A plan for many GPUs on fewer ranks: neighbouring GPUs share a rank, which keeps the experts and the sources. Their
 sends to each other become local, and those to others are ordered again, as a phase in which every GPU has one peer
-gives a rank several."""
+gives a rank several. Of packed experts (Lina §4.2), of which neighbours together hold all, a rank keeps a part all the same."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -14,7 +14,7 @@ from engine.communication.two_tier import order_on
 from engine.goal import Goal
 from engine.launch.rank.instructions import Tiers, uses_nodes
 from engine.network import Network, off_diagonal
-from engine.plan import Plan, Schedule, SendOrder
+from engine.plan import Placement, Plan, Schedule, SendOrder, expert_groups
 from engine.systems.pieces import reverse
 from engine.workload import RoutingTrace
 
@@ -43,9 +43,9 @@ def fold_plan(plan: Plan, ranks: int, network: Network | None = None) -> Plan:
         folded["travel"] = plan.travel.model_copy(update={"ranks_per_node": per_node})
     for model in ("", "_b") if plan.goal is Goal.TWO_MODELS else ("",):
         placement = getattr(plan, f"placement{model}")
+        held = gpus_of_ranks(placement, ranks)
         experts_of_gpu = tuple(
-            tuple(tuple(sorted({e for gpu in np.flatnonzero(rank == r) for e in row[gpu]})) for r in range(rank[-1] + 1))
-            for row in placement.experts_of_gpu
+            tuple(tuple(sorted({e for gpu in gpus for e in row[gpu]})) for gpus in held) for row in placement.experts_of_gpu
         )
         folded[f"placement{model}"] = placement.model_copy(update={"experts_of_gpu": experts_of_gpu})
         order = getattr(plan, f"send_order{model}")
@@ -59,6 +59,35 @@ def fold_plan(plan: Plan, ranks: int, network: Network | None = None) -> Plan:
             combine.append(reverse(dispatch[-1]) if mirrored else fold(back))
         folded[f"send_order{model}"] = SendOrder(mode=order.mode, dispatch=tuple(dispatch), combine=tuple(combine))
     return plan.model_copy(update=folded | {"claim": None, "parent": plan.id})
+
+
+def packed(placement: Placement) -> tuple[int, int]:
+    """(groups of neighbouring GPUs that hold every expert once, GPUs of each)."""
+    groups = expert_groups(placement)
+    return groups, placement.gpus // groups
+
+
+def ranks_of_group(placement: Placement, ranks: int) -> int:
+    """The ranks that hold all experts once after folding: of packed experts as many as a group has GPUs, or the most below
+    that which divide the ranks; else all ranks. 1: no all-to-all is left."""
+    groups, size = packed(placement)
+    return ranks if groups == 1 else next(width for width in range(min(size, ranks), 0, -1) if ranks % width == 0)
+
+
+def gpus_of_ranks(placement: Placement, ranks: int) -> list[np.ndarray]:
+    """The GPUs that each rank has the experts of: its block of neighbours, or of packed experts its part of one group."""
+    groups, size = packed(placement)
+    if groups == 1:
+        rank = rank_of_gpu(placement.gpus, ranks)
+        return [np.flatnonzero(rank == own) for own in range(ranks)]
+    width = ranks_of_group(placement, ranks)
+    part = rank_of_gpu(size, width)
+    return [np.flatnonzero(part == own % width) for own in range(ranks)]
+
+
+def keeps_exchange(plan: Plan, ranks: int) -> bool:
+    """True if the plan on so many ranks has all-to-alls, or has none on its GPUs either."""
+    return packed(plan.placement)[1] == 1 or ranks_of_group(plan.placement, ranks) > 1
 
 
 def apart(plan: Plan) -> Plan:
@@ -88,12 +117,17 @@ def keeps_nodes(network: Network, ranks: int) -> bool:
 
 def nearest_ranks(plans: Sequence[Plan], cluster: Cluster | None, ranks: int) -> int:
     """The number of ranks nearest to `ranks` that plans for one cluster can be folded onto: the most below it, or else the
-    fewest above. Only plans that use nodes leave some out, see `keeps_nodes`; if those are not known, `ranks` itself."""
+    fewest above. Plans that use nodes leave some out, see `keeps_nodes`, if those are known; packed experts others, see
+    `keeps_exchange`."""
     gpus = plans[0].placement.gpus
-    if not any(map(uses_nodes, plans)) or cluster is None or len(cluster.gpus) != gpus:
-        return ranks
-    network = Network.of(cluster)
-    return next(number for number in (*range(ranks, 0, -1), *range(ranks + 1, gpus + 1)) if keeps_nodes(network, number))
+    known = any(map(uses_nodes, plans)) and cluster is not None and len(cluster.gpus) == gpus
+    network = Network.of(cluster) if known else None
+    packings = [plan for plan in plans if packed(plan.placement)[0] > 1]
+
+    def suits(number: int) -> bool:
+        return (network is None or keeps_nodes(network, number)) and all(keeps_exchange(plan, number) for plan in packings)
+
+    return next((number for number in (*range(ranks, 0, -1), *range(ranks + 1, gpus + 1)) if suits(number)), ranks)
 
 
 def fold_tiers(cluster: Cluster, ranks: int) -> Tiers | None:

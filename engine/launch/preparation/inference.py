@@ -1,7 +1,7 @@
 """A launch of MoE layers forward before it runs: the plans on its ranks, the tokens that they replay, and the checks
 that it fits."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from engine.errors import InputError
 from engine.goal import Goal
@@ -11,6 +11,7 @@ from engine.launch.places.testbed import emulated
 from engine.launch.preparation import settled
 from engine.launch.preparation.launch import Check, Launch, PreparedLaunch
 from engine.launch.preparation.memory import forward_memory, memory_checks
+from engine.launch.preparation.settled import Attempt
 from engine.launch.rank.difference import allowed, coarsest, in_words
 from engine.launch.rank.instructions import RankInstructions, Tiers, uses_nodes
 from engine.launch.rank.links import Links
@@ -40,22 +41,34 @@ def prepare_inference(launch: Launch, devices: Devices) -> PreparedLaunch:
     tiers = _tiers(launch, ranks)
     shared = min(len(devices.gpus), ranks)
     models = [settled.computed_in(model, launch.dtype, bool(shared)) for _, model in inputs]
-    tokens = launch.workload.tokens
-    work = sum(recording.tokens * recording.layers * recording.k * model.ffn_flops_per_token for recording, model in inputs)
-    affordable = tokens if shared else max(ranks, int(FLOP_BUDGET * tokens / work))
-    replayed = min(tokens, affordable if launch.tokens is None else launch.tokens)
-    if replayed < 1:
+    tokens, recordings = launch.workload.tokens, [recording for recording, _ in inputs]
+    if launch.tokens is not None and launch.tokens < 1:
         raise InputError("replay at least one token")
     settled.check_passes(launch.repeats, launch.limit)
     plans = tuple(fold_plan(plan, ranks, _drawn_links(launch, ranks)) for plan in launch.plans)
-    both = {"model": models[0], "model_b": models[1] if launch.second else None}
-    instructions = settled.instructions_of(launch, devices, ranks, plans=plans, **both, tiers=tiers)
-    traces = tuple(
-        fold_trace(recording, gpus, ranks, starts).spread(max(1, round(recording.tokens * replayed / launch.workload.tokens)))
-        for (recording, _), starts in zip(inputs, _starts(launch.plans), strict=False)
-    )
-    checks = tuple(_checks(instructions, traces, devices, gpus))
-    return PreparedLaunch(tuple(launch.plans), instructions, traces, launch.limit, checks)
+    starts = _starts(launch.plans)
+
+    def attempts() -> Iterator[Attempt]:
+        for divisor in settled.NARROWER:
+            narrow = [settled.narrowed(model, divisor) for model in models]
+            sizes = zip(recordings, narrow, strict=True)
+            work = sum(trace.tokens * trace.layers * trace.k * model.ffn_flops_per_token for trace, model in sizes)
+            affordable = tokens if shared else max(ranks, int(FLOP_BUDGET * tokens / work))
+            replayed = min(tokens, affordable if launch.tokens is None else launch.tokens)
+            both = {"model": narrow[0], "model_b": narrow[1] if launch.second else None}
+            instructions = settled.instructions_of(launch, devices, ranks, plans=plans, **both, tiers=tiers)
+            traces = tuple(
+                fold_trace(recording, gpus, ranks, start).spread(max(1, round(recording.tokens * replayed / tokens)))
+                for recording, start in zip(recordings, starts, strict=False)
+            )
+            needed = forward_memory(instructions, traces)
+            yield Attempt(
+                instructions, traces, tuple(memory_checks(instructions, devices, needed, _advice(instructions, devices)))
+            )
+
+    chosen, memory = settled.first_that_fits(attempts())
+    checks = tuple(_checks(chosen.instructions, chosen.replayed, memory, devices, gpus))
+    return PreparedLaunch(tuple(launch.plans), chosen.instructions, chosen.replayed, launch.limit, checks)
 
 
 def _drawn_links(launch: Launch, ranks: int) -> Network | None:
@@ -166,11 +179,12 @@ def _advice(instructions: RankInstructions, devices: Devices) -> str:
     return f"the experts of one layer alone take {size(layer)}; launch it on a larger machine, by Slurm or on Kubernetes"
 
 
-def _checks(instructions: RankInstructions, traces: Sequence[RoutingTrace], devices: Devices, gpus: int) -> Iterator[Check]:
+def _checks(
+    instructions: RankInstructions, traces: Sequence[RoutingTrace], memory: Iterable[Check], devices: Devices, gpus: int
+) -> Iterator[Check]:
     yield settled.rank_check(instructions, gpus)
     yield settled.backend_check(instructions, devices)
-    needed = forward_memory(instructions, traces)
-    yield from memory_checks(instructions, devices, needed, _advice(instructions, devices))
+    yield from memory
     each = f" of each of {len(instructions.plans)} plans in turn" if len(instructions.plans) > 1 else ""
     replayed = " and ".join(f"{trace.tokens:,}" for trace in traces)
     whose = "the recording" if len(traces) == 1 else "the two recordings"

@@ -19,6 +19,9 @@ On = Literal["local", "testbed", "slurm", "kubernetes"]
 PLACES = {"local": "this machine", "testbed": "testbed", "slurm": "Slurm", "kubernetes": "Kubernetes"}
 """Names of the places of a launch's ranks, for people."""
 
+SMALLER = "Smaller model"
+"""Name of the check that says by how much the model of a launch was shrunk."""
+
 SETTINGS = ("ranks", "tokens", "repeats", "limit", "dtype", "scale")
 """Fields of a launch that are JSON as they are."""
 
@@ -134,6 +137,11 @@ class PreparedLaunch:
         """Raise InputError unless all checks passed."""
         if self.failed:
             raise InputError(f"pre-flight: {self.failed.name.lower()}: {self.failed.text}")
+
+    @property
+    def smaller(self) -> str:
+        """The words on a model that was shrunk to fit; empty if it was not."""
+        return next((check.text for check in self.checks if check.name == SMALLER), "")
 
     @property
     def tokens(self) -> int:

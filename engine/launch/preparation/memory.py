@@ -89,7 +89,8 @@ def communicators(instructions: RankInstructions) -> int:
 
 
 def _check(name: str, rank_bytes: float, need: float, room: float, advice: str) -> Check:
-    text = f"{rank_bytes / GIB:.2f} GiB per rank, {need / GIB:.2f} of {room / GIB:.2f} GiB"
+    most = f"at most {USABLE:.0%} may be used".replace("%", " %")
+    text = f"{rank_bytes / GIB:.2f} GiB per rank, {need / GIB:.2f} of {room / GIB:.2f} GiB ({most})"
     fits = need < USABLE * room
     return Check(name, fits, text if fits else f"{text}: {advice}")
 

@@ -1,6 +1,6 @@
 """A launch made ready: plans on their ranks, a training step small enough for the machine, and all checks."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -8,16 +8,18 @@ import numpy as np
 from engine.errors import InputError
 from engine.goal import Goal
 from engine.launch.places.devices import Devices, attached
-from engine.launch.places.fold import fold_plan, fold_trace
+from engine.launch.places.fold import fold_plan, fold_trace, keeps_exchange, packed
 from engine.launch.places.testbed import emulated
 from engine.launch.preparation import settled
 from engine.launch.preparation.inference import prepare_inference
 from engine.launch.preparation.launch import Check, Launch, PreparedLaunch
 from engine.launch.preparation.memory import RankMemory, memory_checks
 from engine.launch.preparation.place_checks import place_checks
+from engine.launch.preparation.settled import Attempt
 from engine.launch.rank.difference import in_words
 from engine.launch.rank.instructions import RankInstructions
 from engine.launch.step import sizes as step_sizes
+from engine.plan import Plan
 from engine.training import TrainingStep
 from engine.workload import RoutingTrace, Workload
 
@@ -27,7 +29,8 @@ FLOP_BUDGET = 1e11
 
 def prepare_training(launch: Launch, devices: Devices) -> PreparedLaunch:
     """Fold plans for a training step onto the ranks of a launch, and leave out as much of the step as these devices
-    need: sequences first, see `shrunk`. Raises InputError if the launch makes no sense.
+    need: sequences first, see `shrunk`; where the weights do not fit, narrower layers. Raises InputError if the launch
+    makes no sense.
 
     The launch's workload is replayed if the step is routed as recorded; then it must be a routing log.
     """
@@ -48,27 +51,36 @@ def prepare_training(launch: Launch, devices: Devices) -> PreparedLaunch:
         )
     launch.model.check_recording(workload.layers, workload.num_experts, workload.k, workload.name)
     folded = tuple(fold_plan(plan, ranks) for plan in launch.plans)
-    for plan in folded:
-        step_sizes.check_step_plan(plan, launch.model, step)
     shared = min(len(devices.gpus), ranks)
-    model = settled.computed_in(launch.model, launch.dtype, bool(shared))
-    small = step if shared else step_sizes.shrunk(step, model, folded, FLOP_BUDGET / ranks)
-    instructions = settled.instructions_of(launch, devices, ranks, plans=folded, model=model, step=small)
+    model = settled.computed_in(launch.model, launch.dtype, bool(shared), training=True)
+    for plan in folded:
+        step_sizes.check_step_plan(plan, model, step)
     replayed = fold_trace(workload, gpus, ranks) if recorded else workload
-    checks = tuple(_checks(instructions, step, replayed, devices, gpus))
-    return PreparedLaunch(tuple(launch.plans), instructions, (replayed,), launch.limit, checks)
+
+    def attempts() -> Iterator[Attempt]:
+        for divisor in settled.NARROWER:
+            narrow, narrow_step = settled.narrowed(model, divisor, step.heads), step_sizes.narrowed_step(step, divisor)
+            small = narrow_step if shared else step_sizes.shrunk(narrow_step, narrow, folded, FLOP_BUDGET / ranks)
+            instructions = settled.instructions_of(launch, devices, ranks, plans=folded, model=narrow, step=small)
+            needed = _memory(instructions, replayed)
+            advice = "describe a smaller step, or use fewer ranks"
+            yield Attempt(instructions, (replayed,), tuple(memory_checks(instructions, devices, needed, advice)))
+
+    chosen, memory = settled.first_that_fits(attempts())
+    checks = tuple(_checks(chosen.instructions, step, memory, launch.plans, devices))
+    return PreparedLaunch(tuple(launch.plans), chosen.instructions, chosen.replayed, launch.limit, checks)
 
 
 def _checks(
-    instructions: RankInstructions, planned: TrainingStep, replayed: Workload, devices: Devices, gpus: int
+    instructions: RankInstructions, planned: TrainingStep, memory: Iterable[Check], plans: Sequence[Plan], devices: Devices
 ) -> Iterator[Check]:
-    yield settled.rank_check(instructions, gpus)
+    yield settled.rank_check(instructions, settled.gpus_of(plans))
     yield settled.backend_check(instructions, devices)
-    needed = _memory(instructions, replayed)
-    yield from memory_checks(instructions, devices, needed, "describe a smaller step, or use fewer ranks")
+    yield from _exchange_checks(plans, instructions)
+    yield from memory
     step = instructions.step
     sizes = f"{step.batch:,} × {step.sequence_length:,} tokens on each rank"
-    if step != planned:
+    if (step.batch, step.sequence_length) != (planned.batch, planned.sequence_length):
         sizes += f" instead of {planned.batch:,} × {planned.sequence_length:,}, which would take too long on these devices"
     each = f" of each of {len(instructions.plans)} plans in turn" if len(instructions.plans) > 1 else ""
     routing = "replayed as recorded" if step.routing == "recorded" else "balanced by assumption"
@@ -80,6 +92,26 @@ def _checks(
         f"{dtype}, random weights and tokens. What comes out (gradients, loss, hidden state) is compared with one process' "
         f"automatic differentiation{in_words(dtype, dtype, 'the largest number of each')}",
     )
+
+
+def _exchange_checks(plans: Sequence[Plan], instructions: RankInstructions) -> Iterator[Check]:
+    """Lines on plans that folding takes all-to-alls from."""
+    ranks = instructions.ranks
+    for plan, folded in zip(plans, instructions.plans, strict=True):
+        groups, size = packed(plan.placement)
+        if ranks == plan.placement.gpus or size == 1:
+            continue
+        if not keeps_exchange(plan, ranks):
+            fewer = [number for number in range(2, ranks) if keeps_exchange(plan, number)][-1:]
+            more = [number for number in range(ranks + 1, plan.placement.gpus + 1) if keeps_exchange(plan, number)][:1]
+            choose = " or ".join(map(str, fewer + more))
+            each = "the only rank" if ranks == 1 else "every rank"
+            text = f"none: {each} would hold all experts of {plan.name}, and no overlap with an all-to-all is tested"
+            yield Check("All-to-all", True, f"{text}; use {choose} ranks", warning=True)
+        elif groups > 1:
+            together = ranks // packed(folded.placement)[0]
+            text = f"{groups} groups of {size} GPUs of {plan.name} hold all experts each, on the ranks groups of {together}"
+            yield Check("All-to-all", True, text)
 
 
 def _memory(instructions: RankInstructions, workload: Workload) -> RankMemory:

@@ -1,17 +1,28 @@
 """The settings that every launch decides first: the GPUs of its plans, its ranks, its passes and its number format,
 with their lines of the pre-flight check."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from engine.cluster import Cluster
 from engine.errors import InputError, UndecidedError
 from engine.launch.places.devices import MOST_RANKS, Devices
 from engine.launch.places.fold import nearest_ranks
-from engine.launch.preparation.launch import Check, Launch
+from engine.launch.preparation.launch import SMALLER, Check, Launch
 from engine.launch.rank.instructions import MAX_PLANS, MAX_REPEATS, RankInstructions, uses_nodes
 from engine.model import MoEModel
 from engine.plan import Plan
+from engine.workload import Workload
+
+
+@dataclass(frozen=True, eq=False)
+class Attempt:
+    """A launch's model and step at one size. replayed: of the model and of a second one; memory: lines of the check on it."""
+
+    instructions: RankInstructions
+    replayed: tuple[Workload, ...]
+    memory: tuple[Check, ...]
 
 
 def gpus_of(plans: Sequence[Plan]) -> int:
@@ -66,15 +77,65 @@ def check_passes(repeats: int, limit: float) -> None:
         raise InputError(f"the time limit must be above 0 s, not {limit:g}")
 
 
-def computed_in(model: MoEModel, dtype: str | None, on_gpus: bool) -> MoEModel:
+def computed_in(model: MoEModel, dtype: str | None, on_gpus: bool, training: bool = False) -> MoEModel:
     """The model in the number format of the launch: fp8 becomes bf16 and TF32 real fp32, which ranks have PyTorch keep
-    to. Weights are of that format whatever the checkpoint's are, and latent experts get tokens of their own width."""
+    to; in a training step fp16 becomes bf16 too, as no gradients are scaled. Weights are of that format
+    whatever the checkpoint's are, and latent experts get tokens of their own width."""
     if dtype not in (None, "fp32", "bf16"):
         raise InputError(f"{dtype}: a launch computes in fp32 or bf16")
-    usual = {"fp8": "bf16", "tf32": "fp32"}
+    usual = {"fp8": "bf16", "tf32": "fp32"} | ({"fp16": "bf16"} if training else {})
     own = usual.get(model.dtype, model.dtype) if on_gpus else "fp32"
     own_numbers = dict.fromkeys(("expert_width", "expert_bits", "expert_biases"))
     return model.model_copy(update={"dtype": dtype or own, "d_model": model.row_width, **own_numbers})
+
+
+NARROWER = (1, 2, 4, 8, 16, 32, 64)
+"""Divisors of a model's widths that are tried until it fits; weights and their FLOP fall with the square."""
+
+
+def narrowed(model: MoEModel, divisor: int, heads: int = 1) -> MoEModel:
+    """The model with its widths divided, and rows that still divide into the heads. Layers, experts and choices stay, and
+    with them who sends how many rows to whom."""
+    widths = {"d_model": heads * max(1, model.d_model // heads // divisor), "d_ff": max(1, model.d_ff // divisor)}
+    if model.shared_d_ff is not None:
+        widths["shared_d_ff"] = max(1, model.shared_d_ff // divisor)
+    return model if divisor == 1 else model.model_copy(update=widths)
+
+
+def first_that_fits(attempts: Iterator[Attempt]) -> tuple[Attempt, tuple[Check, ...]]:
+    """The first attempt that fits into memory, with its lines; the very first one if none does. A smaller one than asked
+    for is told in a line of its own."""
+    whole = None
+    for attempt in attempts:
+        whole = whole or attempt
+        if all(check.passed for check in attempt.memory):
+            return attempt, (*_smaller(whole, attempt), *attempt.memory)
+    return whole, whole.memory
+
+
+def _smaller(whole: Attempt, small: Attempt) -> Iterator[Check]:
+    if small is whole:
+        return
+    short = next(check.text for check in whole.memory if not check.passed).partition(": ")[0]
+    changed = []
+    for (name, before), (_, after) in zip(_widths(whole.instructions), _widths(small.instructions), strict=True):
+        if before != after:
+            changed.append(f"{name} {before:,} → {after:,} wide")
+    text = (
+        f"smaller than the model, which does not fit ({short}): {', '.join(changed)}. Layers, experts and routing stay, "
+        "so each all-to-all has the same pattern in narrower rows; predicted and measured times are of this smaller model"
+    )
+    yield Check(SMALLER, True, text, warning=True)
+
+
+def _widths(instructions: RankInstructions) -> list[tuple[str, int]]:
+    widths = []
+    for which, model in (("", instructions.model), ("second model's ", instructions.model_b)):
+        if model is not None:
+            widths += [(f"{which}rows", model.d_model), (f"{which}experts", model.d_ff)]
+    if instructions.step is not None:
+        widths += [("dense FFNs", instructions.step.dense_d_ff), ("vocabulary", instructions.step.vocabulary)]
+    return widths
 
 
 def instructions_of(launch: Launch, devices: Devices, ranks: int, **more: Any) -> RankInstructions:

@@ -1,11 +1,13 @@
 """The measured timeline of a plan compared with the predicted one."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
 from engine.timeline import KINDS, Timeline
+from engine.units import ratio, seconds
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,21 @@ class Comparison:
     @property
     def ratio(self) -> float:
         return self.measured / self.predicted if self.predicted else float("inf")
+
+
+def furthest(names: Sequence[str], predicted: Sequence[float | None], measured: Sequence[float | None]) -> str | None:
+    """The part that is most seconds away from the predicted ones, in words; None if that is under a twentieth of all."""
+    pairs = [(name, before or 0.0, after or 0.0) for name, before, after in zip(names, predicted, measured, strict=True)]
+    name, before, after = max(pairs, key=lambda pair: abs(pair[2] - pair[1]), default=("", 0.0, 0.0))
+    if abs(after - before) <= 0.05 * sum(after for _, _, after in pairs):
+        return None
+    factor = f", {ratio(after / before)}" if before else ""
+    return f"{name} is furthest off, {seconds(after)} instead of {seconds(before)}{factor}"
+
+
+def layer_in_words(layer: int) -> str:
+    """`layer 3`; of a step the operators before, behind and besides the layers have the number -1."""
+    return f"layer {layer}" if layer >= 0 else "outside the layers (embedding, head, all-reduce, update)"
 
 
 def compare(predicted: Timeline, measured: Timeline) -> Comparison:

@@ -49,6 +49,11 @@ class Pair:
         return self.low is not None and self.low > 1
 
     @property
+    def ahead(self) -> bool:
+        """True if noise is not ruled out, but the faster one was so in every pass of several, and clearly."""
+        return not self.decided and self.passes > 1 and self.agreeing == self.passes and self.times > APART
+
+    @property
     def as_predicted(self) -> bool | None:
         """True if the prediction ranks them as the measurement does; None if it does not tell them apart."""
         if 1 / APART <= self.predicted_times <= APART:
@@ -90,21 +95,30 @@ class Preference:
             if pair.low is not None:
                 about += f" ({ratio(pair.low)} to {ratio(pair.high)} at {share(CONFIDENCE)} confidence)"
             about += f", longer in {pair.agreeing} of {pair.passes} passes (p = {pair.chance:.2g})"
-            comparisons.append(about if pair.decided else f"{about}: within the noise")
+            few = "too few passes to rule out noise" if pair.ahead else "within the noise"
+            comparisons.append(about if pair.decided else f"{about}: {few}")
         first = f"measured, {best} is the fastest"
-        if not self.decided:
-            close = [self.names[pair.slower] for pair in of_best if not pair.decided]
+        if not self.decided and all(pair.decided or pair.ahead for pair in of_best):
+            first += " in every pass"
+        elif not self.decided:
+            close = [self.names[pair.slower] for pair in of_best if not (pair.decided or pair.ahead)]
             first = f"too close to call: {', '.join([best, *close[:-1]])} and {close[-1]} differ by less than the noise"
             if self.pairs[0].passes == 1:
                 first = f"measured, {best} has the lowest time, but a single pass does not tell it from noise"
-        apart = f"differ by more than {share(APART - 1)}"
+        ahead = all(pair.decided or pair.ahead for pair in of_best)
+        worst = max(of_best, key=lambda pair: pair.times)
+        measured = f"{self.names[worst.slower]} takes {ratio(worst.times)} as long"
         if self.ranked_alike is None:
             within = f"within {share(APART - 1)} of each other"
             ranked = f"the predictions, {within}, rank nothing"
-            if not self.decided and self.pairs[0].passes > 1:
+            if not ahead and self.pairs[0].passes > 1:
                 ranked = f"as predicted: {within}"
+            elif worst.times > APART:
+                ranked += f": {measured}, predicted {ratio(worst.predicted_times)}"
         elif self.ranked_alike:
-            ranked = f"wherever predictions {apart}, the measurement ranks the plans the same way"
+            ranked = f"as predicted: {measured}, predicted {ratio(worst.predicted_times)}"
+            if not ahead:
+                ranked = f"the ranking held where predictions differ by more than {share(APART - 1)}"
         else:
             ranked = "; ".join(
                 f"{self.names[pair.slower]} was predicted to be faster than {self.names[pair.faster]} "

@@ -17,9 +17,9 @@ from engine.goal import Goal
 from engine.launch.rank.instructions import POOL_STRIDE
 from engine.model import MoEModel
 from engine.overlap.transformer import transformer_step
-from engine.plan import Placement, Plan
+from engine.plan import Placement, Plan, expert_groups
 from engine.problem import Problem, make_problem
-from engine.simulate.training.pricing import expert_groups, route
+from engine.simulate.training.pricing import route
 from engine.simulate.training.step import bytes_per_parameter, step_state_bytes
 from engine.systems.pieces import linear_placement
 from engine.training import TrainingStep, balanced_load
@@ -167,6 +167,12 @@ def _kept_bytes(problem: Problem, placement: Placement, irregular: bool) -> np.n
     logits = tokens * step.vocabulary * (number + wide)
     behind = np.maximum(np.maximum(3 * scores, tokens * step.vocabulary * (number + wide)), experts.max(axis=0))
     return model.layers * attention + len(model.dense_layers) * dense + experts.sum(axis=0) + logits + behind
+
+
+def narrowed_step(step: TrainingStep, divisor: int) -> TrainingStep:
+    """The step with its dense FFNs and its vocabulary divided, so that all matrices keep their proportions."""
+    widths = {name: max(2, getattr(step, name) // divisor) for name in ("dense_d_ff", "vocabulary")}
+    return step if divisor == 1 else step.model_copy(update=widths)
 
 
 def shrunk(step: TrainingStep, model: MoEModel, plans: Sequence[Plan], flop_budget: float) -> TrainingStep:

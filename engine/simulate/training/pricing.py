@@ -11,7 +11,7 @@ from engine.cluster import Gpu
 from engine.errors import InputError
 from engine.overlap.operator_graph import Gemm, Operator, OperatorGraph
 from engine.overlap.transformer import transformer_step
-from engine.plan import Placement
+from engine.plan import Placement, expert_groups
 from engine.problem import Problem
 from engine.workload import RoutingTrace
 
@@ -34,22 +34,6 @@ class Routing:
     traffic: np.ndarray
     rows: np.ndarray
     even: bool
-
-
-def expert_groups(placement: Placement) -> int:
-    """Number of groups of neighbouring GPUs that hold every expert exactly once in every layer; 1 for other replicas."""
-    slots, gpus = placement.slots, placement.gpus
-    copies = slots[0].sum() / placement.experts
-    groups = int(copies)
-    if groups < 2 or groups != copies or gpus % groups or np.any(slots.sum(axis=1) != slots[0].sum()):
-        return 1
-    size = gpus // groups
-    for row in placement.experts_of_gpu:
-        for first in range(0, gpus, size):
-            held = [expert for experts in row[first : first + size] for expert in experts]
-            if sorted(held) != list(range(placement.experts)):
-                return 1
-    return groups
 
 
 def route(problem: Problem, placement: Placement, irregular: bool) -> Routing:

@@ -8,10 +8,10 @@ from engine.errors import InputError
 from engine.model import MoEModel
 from engine.overlap.operator_graph import Operator
 from engine.overlap.transformer import transformer_step
-from engine.plan import Placement, Plan
+from engine.plan import Placement, Plan, expert_groups
 from engine.problem import Problem
 from engine.simulate.streams import COMPUTE, run_streams
-from engine.simulate.training.pricing import PricedStep, expert_groups, price_step
+from engine.simulate.training.pricing import PricedStep, price_step
 from engine.simulate.training.program import Program, program_of
 from engine.timeline import KINDS, STREAMS, Timeline
 from engine.workload import RoutingTrace

@@ -10,11 +10,10 @@ from pydantic import Field
 
 from engine.goal import Goal
 from engine.placement.experts_per_device import pack_experts, packing_choices
-from engine.plan import Pipeline, Placement, Priority, SendOrder
+from engine.plan import Pipeline, Placement, Priority, SendOrder, expert_groups
 from engine.problem import MEMORY_SHARE, Problem
 from engine.result import Provenance, Stop
 from engine.simulate.training import MAX_PARTS, PricedStep, price_step, simulate_step
-from engine.simulate.training.pricing import expert_groups
 from engine.simulate.training.step import bytes_per_parameter, step_state_bytes
 from engine.systems.base import Draft, Note, Notes, Report, System
 from engine.systems.options import Options
