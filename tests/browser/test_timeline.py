@@ -22,7 +22,8 @@ def test_the_bottleneck_is_found(page: Page, start_studio, planned: str, data_fo
     timeline = simulate(Plan.from_dict(opened["plan"], "plan"), problem)
 
     go(page, f"{start_studio()}/timeline?session={planned}")
-    expect(page.get_by_text("The bottleneck")).to_be_visible()
+    page.get_by_text("The bottleneck").click()
+    settle(page)
     expect(page.locator(TITLES).filter(has_text="finishes last")).to_be_visible()
     titles = [title.text_content() for title in page.locator(TITLES).all()]
     assert re.search("^Linear placement takes .*; it is deployed now$", titles[0]), titles
