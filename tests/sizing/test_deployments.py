@@ -152,7 +152,7 @@ def test_points_of_deepseek_r1_by_hand():
 
 
 def test_servers_of_two_machines_by_hand():
-    """Sixteen H100: exchanges between their machines in a step of DeepSeek-V3, of 61 layers, 58 with experts, and rows of 7168."""
+    """Sixteen H100: exchanges between machines in a step of DeepSeek-V3: 61 layers, 58 with experts, rows of 7168."""
     pytest.importorskip("aiconfigurator_core")
     checkpoint = "deepseek-ai/DeepSeek-V3"
     model, sizes = known_model(checkpoint)
@@ -170,7 +170,7 @@ def test_servers_of_two_machines_by_hand():
         assert found.parts["across machines"] == pytest.approx(seconds * times, rel=0.01)
         assert held_against(deployment) and found.high == found.token * (1 + fitted().margins.known)
     assert 1 < times < 1.3
-    # Nothing is exchanged inside one machine; ports of GPUs whose exchanges nobody measured carry 3 bytes of each of 4 copies.
+    # Nothing is exchanged inside one machine; ports of GPUs without measured exchanges carry 3 bytes of each of 4 copies.
     one = machine_of("H200", "fp8", model, sizes)
     assert one.across(Ranks(tensor=1, data=8, expert=8), 64, "copies") == 0 < one.across(prompts, 64, "copies")
     other = machine_of("B200", "fp8", model, sizes)
