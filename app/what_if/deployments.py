@@ -145,6 +145,8 @@ def _show(answer: DeploymentsAnswer) -> None:
     elif complete:
         st.info("No deployment is predicted to meet the target.", icon=":material/info:")
     notes = "".join(f" {tables.sentence(note)}" for note in answer.notes)
+    if not all(point.held for point in answer.points):
+        notes += " †: servers over more machines than any measured, not held against a measurement."
     said = f"{answer.tried:,} deployments timed, most of them never measured"
     st.caption(f"{said}; users ask again as soon as they have an answer.{notes}")
     if answer.left_out:
@@ -188,7 +190,7 @@ def as_text(points: Sequence[Point], currency: str) -> pd.DataFrame:
             "Engine": [
                 f"{point.deployment.engine} {point.deployment.version} {point.deployment.precision}" for point in points
             ],
-            "Servers": [point.deployment.servers_in_words for point in points],
+            "Servers": [point.deployment.servers_in_words + " †" * (not point.held) for point in points],
             "Replicas": [str(point.replicas) for point in points],
         }
     )

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
-from engine.catalogue import GpuType, cluster_presets, fastest_first, gpu_types
+from engine.catalogue import GpuType, cluster_presets, fastest_first, gpu_types, node_types
 from engine.catalogue.links import FASTEST_PCIE, LINKS, NVLINK_LATENCY
 from engine.cluster import Cluster, Node
 from engine.errors import InputError
@@ -81,6 +81,13 @@ def machine_gpus(gpu_type: str) -> int | None:
     path = next((folder / "systems" / name for name in names if (folder / "systems" / name).is_file()), None)
     node = _system(path)["node"] if path else {}
     return int(node.get("num_gpus_per_rack", node["num_gpus_per_node"])) if node else None
+
+
+def machine_size(gpu_type: str) -> int:
+    """GPUs of a type that its links join: of a rack or a node, or one."""
+    if gpu_type not in links_of_types():
+        return 1
+    return machine_gpus(gpu_type) or max((kind.count for kind in node_types().values() if kind.gpu == gpu_type), default=8)
 
 
 def system_of(gpu_type: str) -> str:

@@ -165,7 +165,9 @@ def deployments_text(content: dict[str, Any]) -> str:
     cells = {
         "GPUs": lambda row: f"{row['gpus']} × {row['deployment']['gpu']}",
         "engine": lambda row: " ".join(row["deployment"][name] for name in ("engine", "version", "precision")),
-        "servers": lambda row: Deployment.from_dict(row["deployment"], "deployment").servers_in_words,
+        "servers": lambda row: (
+            Deployment.from_dict(row["deployment"], "deployment").servers_in_words + " †" * (not row["held"])
+        ),
         "replicas": "replicas",
         "users": lambda row: f"{row['demand']['users'] * row['replicas']:,}",
         "a token": lambda row: seconds(row["token"]),
@@ -187,6 +189,8 @@ def deployments_text(content: dict[str, Any]) -> str:
             lines.append(columns([row], cells))
     if beyond := sum(row["high"] > content["token"] for row in best) if content.get("token") else 0:
         lines.append(f"the interval of {beyond} of them reaches beyond the target")
+    if not all(row["held"] for row in points):
+        lines.append("†: servers over more machines than any measured: not held against a measurement, intervals are wider")
     there = {row["deployment"]["gpu"] for row in points}
     for each in (LeftOut.from_dict(row, "left out") for row in content["left_out"]):
         near = f"; the nearest takes {seconds(each.nearest)}" if each.nearest and each.gpu not in there else ""

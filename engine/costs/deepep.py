@@ -153,6 +153,13 @@ class ExchangeCurves:
         return 1.0, _share(own, 1, links, LINK)
 
 
+def exchange_seconds(kind: str, unit: TravelUnit, nodes: int, size: float) -> float:
+    """Seconds of an exchange between several nodes in which the busiest port moves so many bytes, see `ExchangeCurves`. Raises
+    InputError when the package is absent."""
+    own = {series.nodes: series for series in measured_exchanges(FOLDER) if (series.unit, series.kind) == (unit, kind)}
+    return size / PORT / _share(own, nodes, size, PORT)
+
+
 def _share(series: dict[int, Exchange], nodes: int, size: float, rate: float) -> float:
     """Share of its rate that a port reaches when it moves so many bytes, with so many nodes."""
     counts = sorted(count for count in series if (count > 1) == (nodes > 1))

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from pydantic import Field
 
-from engine.catalogue.packaged import every_gpu_type, links_of_types
+from engine.catalogue.packaged import every_gpu_type, links_of_types, machine_size
 from engine.errors import InputError
 from engine.model import MoEModel
 from engine.result import Floats
@@ -26,6 +26,8 @@ from engine.serving.sizes import TransformerSizes
 
 HOST, PER_TOKEN, FRONT_END = 1e-3, 1e-6, 1e-2
 """Seconds of the host for every user, of a prompt's token and of a request: round numbers that factors multiply."""
+MOST_ACROSS = {"trtllm on H100, disagg": 16}
+"""GPUs of the largest measured servers of several machines, by the first of `groups_of`; there are no others."""
 KIND_OF_PART = np.array([FACTORS.index(kind) for kind in PARTS.values()])
 """int64[part]: the place of its factor."""
 
@@ -43,7 +45,7 @@ class Margins(Frozen):
 class Factors(Frozen):
     """Fitted factors.
 
-    parts: of every part, for all engines
+    parts: of every part, for all engines; 1 where absent, as nothing was fitted
     kinds: by the names of `groups_of`, the factors in the order of `FACTORS`
     checkpoints: models of the measured steps
     source: the measurements
@@ -57,7 +59,7 @@ class Factors(Frozen):
 
     def of(self, deployment: Deployment) -> Floats:
         """float64[part]: the factor of every part."""
-        whole = np.array([self.parts[part] for part in PARTS])
+        whole = np.array([self.parts.get(part, 1.0) for part in PARTS])
         for name in groups_of(deployment):
             whole = whole * np.array(self.kinds.get(name, (1.0,) * len(FACTORS)))[KIND_OF_PART]
         return whole
@@ -70,6 +72,7 @@ class Factors(Frozen):
             (version not in self.kinds, margins.other_version),
             (on not in self.kinds, margins.other_gpu),
             (deployment.checkpoint not in self.checkpoints, margins.other_model),
+            (not held_against(deployment), max(margins.other_gpu, margins.other_model)),
         )
         return max(margin for holds, margin in met if holds)
 
@@ -98,6 +101,12 @@ def groups_of(deployment: Deployment) -> tuple[str, str, str]:
     return on, f"{on}, {deployment.precision}", f"{engine} {deployment.version or 'of an unknown version'}, {mode}"
 
 
+def held_against(deployment: Deployment) -> bool:
+    """False for servers over more machines than such an engine on such GPUs was measured with."""
+    most = max(machine_size(deployment.gpu), MOST_ACROSS.get(groups_of(deployment)[0], 0))
+    return max(deployment.decode.gpus, deployment.prompts.gpus) <= most
+
+
 @lru_cache
 def fitted() -> Factors:
     """The factors that come with Switchyard."""
@@ -109,7 +118,7 @@ def machine_of(gpu: str, precision: Precision, model: MoEModel, sizes: Transform
     if (kind := every_gpu_type().get(gpu)) is None:
         raise InputError(f"no GPU type '{gpu}'; known are {', '.join(every_gpu_type())}")
     links = links_of_types().get(gpu)
-    return Machine(model, sizes, kind, links.bandwidth if links else 1.0, precision)
+    return Machine(model, sizes, kind, links.bandwidth if links else 1.0, precision, machine_size(gpu))
 
 
 def work(deployment: Deployment, demand: Demand, model: MoEModel, sizes: TransformerSizes) -> Work:

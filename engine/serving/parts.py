@@ -4,11 +4,16 @@ exchanges and sequences at a round time each.
 No part knows an engine; `engine.serving.forecast` multiplies each by factors that were fitted to measured steps.
 """
 
+import math
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from engine.catalogue import GpuType
+from engine.catalogue.links import FABRIC_LATENCY
+from engine.catalogue.packaged import package_folder
+from engine.costs import deepep
 from engine.model import MoEModel
 from engine.result import Floats, Ints
 from engine.serving.deployment import BYTES_PER_WEIGHT, Demand, Deployment, Precision, Ranks
@@ -35,19 +40,21 @@ DECODE = {
     "all-reduced bytes": "exchanges",
     "all-to-alls": "exchanges",
     "exchanged bytes": "exchanges",
+    "across machines": "exchanges",
     "layers": "overheads",
     "step": "overheads",
     "sequences": "overheads",
 }
 """Parts of a decode step, and the factor that each shares: weights read from memory (experts of the tokens of one step, each
-once, and all others), keys and values of all sequences, arithmetic, exchanges by start-ups and by bytes, and overheads of
-layers, of the step and of each sequence."""
+once, and all others), keys and values of all sequences, arithmetic, exchanges by start-ups and by bytes, those between the
+machines of a server, and overheads of layers, of the step and of each sequence."""
 PROMPT = {
     "prompt: matrices": "prompts",
     "prompt: attention": "prompts",
     "prompt: weights": "prompts",
     "prompt: all-reduced bytes": "prompts",
     "prompt: all-to-alls": "prompts",
+    "prompt: across machines": "prompts",
     "prompt: layers": "prompts",
     "prompt: step": "prompts",
 }
@@ -63,6 +70,8 @@ FIRST = {
 """Further parts of the time to the first token: other users' prompts that come first, work of the host for all users, the step
 under way; and the front end's, for the prompt's tokens, for keys and values that another server takes, and for the request."""
 PARTS = DECODE | PROMPT | FIRST
+ACROSS = ("across machines", "prompt: across machines")
+"""Parts that keep their seconds: too few measured servers have several machines."""
 FACTORS = tuple(dict.fromkeys(PARTS.values()))
 
 
@@ -125,7 +134,8 @@ class Machine:
     """A model in a number format on GPUs of a type.
 
     sizes: of the model outside its experts
-    link: bytes/s out of a GPU to the others of its server
+    link: bytes/s out of a GPU to the others of its machine
+    size: GPUs of a machine
     """
 
     model: MoEModel
@@ -133,6 +143,7 @@ class Machine:
     gpu: GpuType
     link: float
     precision: Precision
+    size: int = 8
 
     @property
     def weight(self) -> float:
@@ -200,6 +211,7 @@ class Machine:
         active = len(model.moe_layers) * model.experts_per_token * self.expert
         per_key = (2 * sizes.kv_rank if sizes.latent else sizes.head_size + sizes.value_size) + sizes.rope_size
         shared, spread, moe = ranks.tensor > 1, ranks.data > 1, len(model.moe_layers)
+        inside = spread and ranks.gpus <= self.size
         return (
             self.experts * touched * self.weight / ranks.gpus / memory,
             (self.others * self.weight + self.head * HEAD_BYTES) / ranks.tensor / memory,
@@ -209,7 +221,8 @@ class Machine:
             2 * model.layers * START_UP * shared,
             2 * model.layers * each * row * shared / self.link,
             2 * moe * START_UP * spread,
-            2 * moe * each * row * min(model.experts_per_token, ranks.gpus) * spread / self.link,
+            2 * moe * each * row * min(model.experts_per_token, ranks.gpus) * inside / self.link,
+            self.across(ranks, each, "copies"),
             model.layers * LAYER,
             STEP,
             of_each * START_UP,
@@ -227,6 +240,38 @@ class Machine:
             weights * self.weight / self.gpu.memory_bandwidth,
             tokens * 2 * model.layers * model.d_model * ACTIVATION_BYTES * (ranks.tensor > 1) / self.link,
             2 * moe * START_UP * (ranks.data > 1),
+            self.across(ranks, tokens, "node"),
             model.layers * PROMPT_LAYER,
             STEP,
         )
+
+    def across(self, ranks: Ranks, tokens: float, unit: Literal["copies", "node"]) -> float:
+        """Seconds that the machines of a server exchange with each other in all layers; 0 for a server of one.
+
+        All-reduces are of halves by turns, all GPUs of a machine at once. All-to-alls, of experts that are chosen evenly, are
+        DeepEP's as measured, where they were; else they take the bytes over the GPU's port, and a start-up. Both come on top
+        of the start-ups that were fitted inside machines, so that a server over machines is never faster than one in one.
+        tokens: of a replica of attention
+        unit: a row of each token for every expert, or for every machine with some of them
+        """
+        machines, port, start = -(-ranks.gpus // self.size), self.gpu.bandwidth, FABRIC_LATENCY
+        if machines == 1:
+            return 0.0
+        spent = 0.0
+        if (shared := -(-ranks.tensor // self.size)) > 1:
+            size = tokens * self.model.d_model * ACTIVATION_BYTES * 2 * (shared - 1) / shared
+            spent += 2 * self.model.layers * (size / self.size / port + math.ceil(math.log2(shared)) * start)
+        if ranks.data > 1:
+            k, others = self.model.experts_per_token, machines - 1
+            rows = k * others / machines if unit == "copies" else others * (1 - (1 - 1 / machines) ** k)
+            measured = measured_between(self.gpu.name, self.size)
+            for kind, width in zip(("dispatch", "combine"), deepep.travel_of(unit).row_bytes(self.model), strict=True):
+                size = tokens / ranks.tensor * rows * width
+                seconds = deepep.exchange_seconds(kind, unit, machines, size) if measured else size / port + start
+                spent += len(self.model.moe_layers) * seconds
+        return spent
+
+
+def measured_between(gpu: str, size: int) -> bool:
+    """True for machines of so many GPUs of a type between which DeepEP was measured, if the measurements are installed."""
+    return gpu in deepep.GPU_TYPES and size == deepep.GPUS_PER_NODE and package_folder() is not None

@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.catalogue.packaged import every_gpu_type
+from engine.catalogue.packaged import every_gpu_type, machine_size
 from engine.result import Floats, Ints, Stop, never
 from engine.serving.deployment import Demand, Deployment, Ranks
-from engine.serving.forecast import Stack, fitted, forecast, machine_of, times, work
-from engine.serving.parts import Machine, multiplies, others_ahead
+from engine.serving.forecast import Stack, fitted, forecast, held_against, machine_of, times, work
+from engine.serving.parts import Machine, measured_between, multiplies, others_ahead
 from engine.sizing.deployments import (
     WHY,
     Found,
@@ -28,7 +28,6 @@ from engine.sizing.deployments import (
     counted_as,
     divisions,
     formats_of,
-    machine_size,
     measured_groups,
     newest_version,
 )
@@ -38,6 +37,8 @@ LADDER = sorted({int(2**power * step) for power in range(14) for step in (1, 1.5
 """Users of a server that are tried, and as many as it has room for."""
 MOST_USERS, MOST_TENSOR, MOST_OF_SERVER = 8192, 16, 32
 """Users of a server, GPUs that share the attention of a sequence, and GPUs of a server: engines were measured with no more."""
+MOST_ACROSS = 64
+"""GPUs of a server of several machines: DeepEP's exchanges were measured between eight of eight GPUs."""
 MOST_SERVERS = 8
 """Servers of one deployment that take prompts, and as many that generate."""
 
@@ -151,8 +152,10 @@ class Search:
         question, demand = self.question, self._demand(1)
         on = machine_of(group.gpu, group.precision, question.model, question.sizes)
         largest = min(machine_size(group.gpu), question.most, question.most if question.extrapolate else MOST_OF_SERVER)
-        sizes = sorted({2**power for power in range(largest.bit_length())} | {largest})
-        servers = [each for gpus in sizes for each in divisions(question.model, question.sizes, group.precision, gpus)]
+        sizes = {2**power for power in range(largest.bit_length())} | {largest}
+        if (size := machine_size(group.gpu)) > 1:
+            sizes |= {size * 2**power for power in range(1, 12) if size * 2**power <= min(question.most, MOST_ACROSS)}
+        servers = [each for gpus in sorted(sizes) for each in divisions(question.model, question.sizes, group.precision, gpus)]
         servers = [each for each in servers if each.tensor <= MOST_TENSOR or question.extrapolate]
         fitting = [each for each in servers if on.most_sequences(each, demand) >= each.data]
         able = [each for each in fitting if not self.target.token or on.least_read(each.gpus) <= self.target.token]
@@ -276,6 +279,7 @@ class Search:
             hour=hour,
             million=hour / rate / 3600 * 1e6,
             best=best,
+            held=held_against(deployment),
             parts=dict(predicted.parts),
         )
 
@@ -287,8 +291,17 @@ class Search:
             yield f"{question.checkpoint} counts as measured: it has the sizes of {self.checkpoint}"
         elif question.checkpoint not in fitted().checkpoints:
             yield f"{question.checkpoint} was never measured, so intervals are wider"
+        unheld = (each.table.group.gpu for rows in self.kept.values() for each in rows if not _held(each))
+        for gpu in dict.fromkeys(unheld):
+            by = "DeepEP's as measured" if measured_between(gpu, machine_size(gpu)) else "by the catalogue's network"
+            said = "servers of more machines than any measured have wider intervals"
+            yield f"{gpu}: {said}; their exchanges between machines are {by}"
         if question.extrapolate:
             yield "engines, modes and GPU types that were never measured together are in it, with wider intervals"
+
+
+def _held(kept: _Kept) -> bool:
+    return held_against(kept.table.deployment(kept.row, "any"))
 
 
 def _front_of(kept: list[_Kept]) -> list[_Kept]:

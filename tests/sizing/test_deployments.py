@@ -6,13 +6,16 @@ import numpy as np
 import pytest
 
 from engine.catalogue import gpu_types
+from engine.catalogue.packaged import machine_size
+from engine.compare.trust.serving import PUBLISHED
 from engine.compare.trust.whole_steps import known_model, measured_steps
 from engine.errors import InputError
 from engine.serving.deployment import Demand, Deployment, Ranks
-from engine.serving.forecast import fitted, forecast
+from engine.serving.forecast import MOST_ACROSS, fitted, forecast, groups_of, held_against, machine_of
+from engine.serving.parts import DECODE
 from engine.serving.sizes import usual_sizes
-from engine.sizing.deployment_search import MOST_OF_SERVER, MOST_TENSOR, MOST_USERS, Search, cheapest
-from engine.sizing.deployments import Found, Question, divisions, formats_of, machine_size, newest_version
+from engine.sizing.deployment_search import MOST_TENSOR, MOST_USERS, Search, cheapest
+from engine.sizing.deployments import Found, Question, divisions, formats_of, newest_version
 from engine.sizing.inputs import ServingTarget, read_serving_target
 from tests.strategies import make_model
 
@@ -137,13 +140,64 @@ def test_points_of_deepseek_r1_by_hand():
     # The same servers on H200 for only half the users are faster and dearer, so they are on its front too.
     half = next(point for point in found.points if (point.deployment, point.demand.users) == (whole, 12))
     assert half.token < first["H200"].token and half.million > first["H200"].million
-    # Four H200 have no room for the weights, and neither have eight H100.
+    # Four H200 have no room for the weights, and neither have eight H100: sixteen of two machines have.
     reasons = {(each.gpu, each.why) for each in found.left_out}
     weights = 671e9
     assert 4 * gpu_types()["H200"].memory < weights and 8 * gpu_types()["H100"].memory < weights * 1.03
     assert {("H100", "memory"), ("H200", "token"), ("GB200", "prompts"), ("GB200", "not measured")} <= reasons
-    assert not [point for point in found.points if point.deployment.gpu == "H100"]
+    on_h100 = [point for point in found.points if point.deployment.gpu == "H100"]
+    assert on_h100[0].token <= 0.02 and on_h100[0].deployment.decode == Ranks(tensor=16, expert_tensor=16, servers=3)
+    assert on_h100[0].held and not on_h100[0].best and on_h100[0].demand.users == 72
     assert any("has the sizes of deepseek-ai/DeepSeek-V3" in note for note in found.notes)
+
+
+def test_servers_of_two_machines_by_hand():
+    """Sixteen H100: exchanges between machines in a step of DeepSeek-V3: 61 layers, 58 with experts, rows of 7168."""
+    pytest.importorskip("aiconfigurator_core")
+    checkpoint = "deepseek-ai/DeepSeek-V3"
+    model, sizes = known_model(checkpoint)
+    of = {"engine": "trtllm", "version": "1.1.0-dev.2", "gpu": "H100", "checkpoint": checkpoint, "precision": "fp8"}
+    prompts = Ranks(tensor=1, data=16, expert=16)
+    tensor = Deployment(decode=Ranks(tensor=16, expert_tensor=16), prefill=prompts, **of)
+    wide = Deployment(decode=prompts, prefill=prompts, **of)
+    # 24 rows of 14,336 bytes, halves by turns, over eight ports of 50 GB/s, and a start-up of 10 us; two all-reduces a layer.
+    reduced = 2 * 61 * (24 * 14336 / 8 / 50e9 + 10e-6)
+    # 64 tokens a GPU: DeepEP's table for low latency has 58.2 us for the dispatch on two nodes and 101.6 us for the combine.
+    exchanged = 58 * (58.2e-6 + 101.6e-6)
+    for deployment, users, seconds in ((tensor, 24, reduced), (wide, 16 * 64, exchanged)):
+        found = forecast(deployment, Demand(prompt=1000, output=1000, users=users), model, sizes)
+        times = fitted().of(deployment)[list(DECODE).index("across machines")]
+        assert found.parts["across machines"] == pytest.approx(seconds * times, rel=0.01)
+        assert held_against(deployment) and found.high == found.token * (1 + fitted().margins.known)
+    assert 1 < times < 1.3
+    # Nothing is exchanged inside one machine; ports of GPUs without measured exchanges carry 3 bytes of each of 4 copies.
+    one = machine_of("H200", "fp8", model, sizes)
+    assert one.across(Ranks(tensor=1, data=8, expert=8), 64, "copies") == 0 < one.across(prompts, 64, "copies")
+    other = machine_of("B200", "fp8", model, sizes)
+    rows = 64 * 4 * 7168 / gpu_types()["B200"].bandwidth
+    assert other.across(prompts, 64, "copies") == pytest.approx(58 * (3 * rows + 20e-6), rel=0.02)
+    beyond = wide.model_copy(update={"decode": Ranks(tensor=1, data=32, expert=32)})
+    found = forecast(beyond, Demand(prompt=1000, output=1000, users=2048), model, sizes)
+    assert not held_against(beyond) and found.high / found.token - 1 == pytest.approx(fitted().margins.other_model)
+
+
+def test_measured_servers_of_several_machines():
+    """Those that forecasts count as held; and SGLang's published decode step on 72 H100 lies within its interval."""
+    pytest.importorskip("aiconfigurator_core")
+    most: dict[str, int] = {}
+    for step in measured_steps():
+        for ranks in (step.deployment.decode, step.deployment.prompts):
+            if ranks.gpus > machine_size(step.deployment.gpu) > 1:
+                on = groups_of(step.deployment)[0]
+                most[on] = max(ranks.gpus, most.get(on, 0))
+    assert most == MOST_ACROSS
+    published = next(each for each in PUBLISHED if each.nodes == 9)
+    checkpoint = "deepseek-ai/DeepSeek-V3"
+    parts = {"decode": Ranks(tensor=1, data=72, expert=72), "prefill": Ranks(tensor=1, data=32, expert=32)}
+    of = Deployment(engine="sglang", gpu="H100", checkpoint=checkpoint, precision="fp8", **parts)
+    demand = Demand(prompt=2000, output=100, users=72 * published.step.sequences)
+    found, measured = forecast(of, demand, *known_model(checkpoint)), published.step.sequences / published.rate
+    assert found.low < measured < found.token < 1.35 * measured
 
 
 @pytest.mark.parametrize(("gpu", "precision", "most"), [("H200", "fp8", 80), ("B200", "fp4", 64)])
@@ -215,13 +269,13 @@ def test_a_budget_and_a_rate_choose_replicas():
     assert {"price", "GPUs"} <= {each.why for each in found.left_out}
 
 
-def test_candidates_stay_within_what_was_measured():
+def test_candidates_stay_within_measured_sizes():
     asked = question(most=64, prices={"B200": 5.0})
     search = Search(asked)
     for table in (table for group in search.groups() for table in search.tables(group)):
         for ranks in (table.decode, *table.prefills):
-            assert ranks.gpus <= min(MOST_OF_SERVER, machine_size("B200")) and ranks.tensor <= MOST_TENSOR
-        assert (table.users // table.servers).max() <= MOST_USERS and table.gpus.max() <= 64
+            assert (ranks.gpus <= 8 or ranks.gpus in (16, 32, 64)) and ranks.tensor <= MOST_TENSOR
+        assert (table.users <= MOST_USERS * table.servers).all() and (table.gpus <= 64).all()
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ from engine.serving.forecast import (
     times,
     work,
 )
-from engine.serving.parts import FACTORS, PARTS
+from engine.serving.parts import ACROSS, FACTORS, PARTS
 from engine.serving.sizes import TransformerSizes
 
 Sizes = tuple[MoEModel, TransformerSizes]
@@ -200,6 +200,7 @@ def fit(table: Table, rows: Ints) -> Factors:
     from scipy.optimize import minimize
 
     parts, kinds, group = len(PARTS), len(FACTORS), table.group[rows]
+    alone = [place for place, part in enumerate(PARTS) if part in ACROSS]  # of too few steps: they stay 1
     stack, token, first = table.stack.part(rows), table.token[rows], table.first[rows]
 
     def factors(x: Floats) -> Floats:
@@ -221,6 +222,7 @@ def fit(table: Table, rows: Ints) -> Factors:
             of_kinds = slopes[parts:].reshape(-1, kinds)
             for column in group.T:
                 np.add.at(of_kinds, column, slope @ np.eye(kinds)[KIND_OF_PART])
+        slopes[alone] = 0
         return total, slopes
 
     near = np.full(parts + kinds * len(table.groups), NEAR_ALL**2)
