@@ -1,7 +1,6 @@
 """The brief of a plan: everything that a decision needs, computed from the plan and its inputs alone, and in sentences."""
 
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
