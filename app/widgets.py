@@ -123,9 +123,7 @@ def problem_or_advice() -> Problem | None:
 def say_inference_only() -> None:
     """Say what studies without serving steps show instead."""
     if state.serving() is not None:
-        st.caption(
-            ":material/info: The goal is a serving step; these studies are of the plan's MoE layers alone, as inference."
-        )
+        st.caption(":material/info: The goal is a serving step; here the plan's MoE layers alone count, as for inference.")
 
 
 def cost_fault(reason: str) -> NoReturn:
