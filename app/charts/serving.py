@@ -78,8 +78,7 @@ def _finding(plans: dict[str, ServingFigures]) -> str:
     work = "work" if served.hidden else "step"
     most = f"{title}: {share(served.parts[kind] / sum(served.parts.values()))} of its {work}"
     for other, beside in others:
-        gain = served.gain_over(beside)
-        if abs(gain) < SAME:
+        if abs(served.gain_over(beside)) < SAME:
             return f"{short(name)} takes as long as {short(other)}. {most}"
-        return f"{short(name)} is {share(abs(gain))} {'faster' if gain > 0 else 'slower'} than {short(other)}. {most}"
+        return f"{short(name)} takes {seconds(served.seconds)}, {short(other)} {seconds(beside.seconds)}. {most}"
     return f"{short(name)} takes {seconds(served.seconds)}. {most}"

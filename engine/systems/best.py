@@ -179,8 +179,8 @@ def best(problem: Problem, options: BestOptions, stop: Stop, report: Report) -> 
     winner = _preferred(
         min([single, *found], key=score), [single], lambda each: score(each) * (1.0 if each is single else slower)
     )
-    if winner is single and (gain := 1 - min(map(score, found), default=np.inf) / score(single)) > 0:
-        notes["held out"] = Note(LOSES_MORE if gain > NOISE else TOO_LITTLE)
+    if winner is single and (other := min(map(score, found), default=np.inf)) < score(single):
+        notes["held out"] = Note(LOSES_MORE if other < (1 - NOISE) * score(single) else TOO_LITTLE)
     total, draft = winner.timeline.total, winner.draft
     notes["found by"] = Note(winner.title)
     notes["against the best of the other systems"] = Note(single.seconds / winner.seconds if winner.seconds else 1.0, "×")

@@ -53,8 +53,7 @@ def test_every_page_with_the_sample_and_then_with_a_training_step(sample: AppTes
 
 
 def test_the_pages_of_a_finished_plan(planned: AppTest) -> None:
-    assert len(planned.dataframe[0].value) == 5
-    assert planned.dataframe[0].value["Plan"].tolist()[:2] == ["Linear placement", "Aurora"]
+    assert planned.dataframe[0].value["Plan"].tolist() == ["Linear placement", "Aurora"]
     (first, *_), (said_first,) = titles(planned), titles(planned, "waterfall")
     assert first == said_first and first.startswith("Placement saves ") and first.endswith("is left (proven)")
     for page in ("timeline", "launch", "workload"):
@@ -63,7 +62,7 @@ def test_the_pages_of_a_finished_plan(planned: AppTest) -> None:
     visit(planned, "timeline")
     assert {metric.label for metric in planned.metric} >= {"Simulated pass", "Exposed communication", "GPU utilisation"}
     again = visit(studio(session=planned.query_params["session"]), "optimise")
-    assert len(again.dataframe[0].value) == 5 and titles(again)[0] == first, "found again by its address"
+    assert len(again.dataframe[0].value) == 2 and titles(again)[0] == first, "found again by its address"
     # A plan for another cluster is not shown as if it fitted.
     planned.session_state["cluster"] = cluster_presets()["exflow-4-nodes"].cluster
     visit(planned, "optimise")

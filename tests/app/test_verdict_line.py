@@ -89,11 +89,12 @@ def test_what_is_deployed_is_told_so_and_is_on_top(ana: AppTest) -> None:
 
 @pytest.mark.parametrize("gain", ["Against what is deployed", "Gain over Linear placement", None])
 def test_a_narrow_window_shows_plan_time_and_gain(gain: str | None) -> None:
-    """Streamlit sets the width of all columns together, which neither a long name nor a long title may take."""
+    """Streamlit sets the width of all columns together, which neither a long name nor a long title may take: a table has 600
+    pixels there."""
     text = pd.DataFrame({"": ["▸"], "Plan": ["a"], "Time per token, ms (simulated)": ["1"]} | ({gain: ["2×"]} if gain else {}))
     first = columns_in_sight(text.assign(**{"Bound, ms": "1"}))
     assert list(first) == list(text.columns)
-    assert sum(column["width"] for column in first.values()) <= 330
+    assert sum(column["width"] for column in first.values()) <= 560
     assert [column["label"] for column in first.values()][2:] == ["Time, ms", "Gain"][: len(first) - 2]
 
 
