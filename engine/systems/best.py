@@ -51,18 +51,19 @@ with those without a fold; and for those without a fold again. The rest is for t
 NEAR, ALONE = 1.02, 2
 """Systems whose plans are so near the fastest one plan once more, each in so many times the time limit: by default as much as
 they have alone."""
-NOISE = 0.01
-"""A plan is preferred to that of the leading system, made in as much time as the system has alone, where it is faster by more
-than this share: less gets lost on traffic that nobody has planned for."""
+NOISE, DOUBT = 0.01, 0.05
+"""A plan is preferred to that of the leading system, in the time it has alone, where it is faster by more than this share: less
+gets lost on other traffic; the second, of a search that gained on unseen parts no more than their standard error."""
 QUICK = ("linear", "round-robin")
+Score = Callable[["Candidate"], float]
 """Systems that plan in a moment: the first search begins at their plans."""
 MIXED = "the best layers of the other systems"
 NO_PARTS = "one system's plan, as the recording has no parts to try a search on; record several sequences or steps"
 NO_TIME = "one system's plan, as the time was over before a search had been tried on parts of the recording; give it more"
 FIRST_ALONE = "a first search gained on parts of the recording that it had not seen; the time was over before a further one"
 LOSES_MORE = "one system's plan, as a search's loses more on parts of the recording that it had not seen"
-NO_GAIN = "one system's plan, as a search gained nothing on parts of the recording that it had not seen, or too little"
-TOO_LITTLE = f"one system's plan: another is faster by less than {NOISE:.0%}, which other traffic can undo"
+NO_GAIN = "one system's plan, as a search gained nothing on parts of the recording that it had not seen"
+TOO_LITTLE = f"one system's plan: another is faster by no more than other traffic can undo ({NOISE:.0%}, {DOUBT:.0%} in doubt)"
 
 
 class BestOptions(Options):
@@ -99,7 +100,7 @@ class Candidate:
 
     @property
     def seconds(self) -> float:
-        """Seconds by which plans compare."""
+        """By which plans compare."""
         return self.timeline.total if self.step is None else self.step
 
     @cached_property
@@ -143,7 +144,7 @@ def best(problem: Problem, options: BestOptions, stop: Stop, report: Report) -> 
         candidates = [each for each in candidates if each.step is not None]
     score = _score_on(problem, candidates)
     single = _preferred(min(candidates, key=score), [each for each in candidates if each.longer is None], score)
-    found, slower = [], 1.0
+    found, slower, margin = [], 1.0, NOISE
     notes: Notes = {"best of the other systems": Note(f"{single.title}, {seconds(single.seconds)}")}
     if problem.judged_by is not None:
         alone = "the MoE layers alone, since none of the plans can be served"
@@ -158,6 +159,7 @@ def best(problem: Problem, options: BestOptions, stop: Stop, report: Report) -> 
         if trial.gains and rival is not single and single.again is not None:
             slower = max(trial.slower / _slower(problem, single, guard), 1.0)
         if trial.gains:
+            margin = NOISE if trial.certain else DOUBT
             placements = _placements(layers, [*usable, *early], options, guard, lambda done: report(done, *searching))
             found = [*early]
             for title, each in placements.items():
@@ -176,21 +178,19 @@ def best(problem: Problem, options: BestOptions, stop: Stop, report: Report) -> 
         found += _in_every_order(found, problem, stop)
     if single.step is not None:
         found = [each for each in found if each.step is not None]
-    winner = _preferred(
-        min([single, *found], key=score), [single], lambda each: score(each) * (1.0 if each is single else slower)
-    )
+    fastest = min([single, *found], key=score)
+    winner = _preferred(fastest, [single], lambda each: score(each) * (1.0 if each is single else slower), margin)
     if winner is single and (other := min(map(score, found), default=np.inf)) < score(single):
-        notes["held out"] = Note(LOSES_MORE if other < (1 - NOISE) * score(single) else TOO_LITTLE)
+        notes["held out"] = Note(LOSES_MORE if other < (1 - margin) * score(single) else TOO_LITTLE)
     total, draft = winner.timeline.total, winner.draft
     notes["found by"] = Note(winner.title)
     notes["against the best of the other systems"] = Note(single.seconds / winner.seconds if winner.seconds else 1.0, "×")
     report(0.9, "bounding", total, None)
-    least = None
+    least, copies = None, slots != problem.workload.num_experts
     plain = draft.execution == "vanilla" and draft.send_order.mode != "two-tier" and fits_room(draft.placement, room, slots)
     if plain and (least := bound_of(problem, room, slots, stop, options.time_limit)):
-        if problem.travel is None and slots == problem.workload.num_experts:
-            least = max(least, proven)
-        within = "of one copy of every expert" if slots == problem.workload.num_experts else "with copies in so many slots"
+        least = least if problem.travel is not None or copies else max(least, proven)
+        within = "with copies in so many slots" if copies else "of one copy of every expert"
         text = f"{at_most(relative_gap(total, least))}: no placement {within} is below {seconds(least)} by plain sends"
         notes["left"] = Note(f"{text} (proven)")
     notes |= {about: note for about, note in draft.notes.items() if about.endswith(" order")}
@@ -207,10 +207,10 @@ def compile_all(ranks_choose: bool) -> None:
         each.compile_ahead()
 
 
-def _preferred(fastest: Candidate, usual: list[Candidate], score: Callable[[Candidate], float]) -> Candidate:
-    """The best of the usual plans, unless the fastest is better by more than noise."""
+def _preferred(fastest: Candidate, usual: list[Candidate], score: Score, margin: float = NOISE) -> Candidate:
+    """The best of the usual plans, unless the fastest is better by more than a margin."""
     known = min(usual, key=score, default=fastest)
-    return fastest if score(fastest) < score(known) * (1 - NOISE) else known
+    return fastest if score(fastest) < score(known) * (1 - margin) else known
 
 
 def _singles(
@@ -282,7 +282,7 @@ def _limited(system: System, settings: dict[str, Value], most: float) -> Options
     return options.model_copy(update={"time_limit": min(most, options.time_limit)})
 
 
-def _score_on(problem: Problem, candidates: list[Candidate]) -> Callable[[Candidate], float]:
+def _score_on(problem: Problem, candidates: list[Candidate]) -> Score:
     """The seconds of a candidate; with other recordings to serve, its seconds over the least of these candidates, on the
     recording where that is most."""
     if not problem.others:
@@ -344,13 +344,14 @@ def _folds(workload: Workload) -> Iterator[tuple[Workload, Workload]]:
 class Trial(NamedTuple):
     """A search on parts of a recording.
 
-    gains: True if its plans are faster on the hidden folds than its rival's, on average by more than the standard error of the
-        folds; None: the recording has none
+    gains: True if its plans are faster on the hidden folds than its rival's, on average; None: the recording has none
+    certain: True if by more than the standard error of the folds
     slower: seconds of its plans there over those on the folds that they were made from
     """
 
     gains: bool | None
     slower: float = 1.0
+    certain: bool = False
 
 
 def _tried(layers: LayersOf, rival: Candidate, seed: int, work: float, over: Stop) -> Trial:
@@ -376,7 +377,7 @@ def _tried(layers: LayersOf, rival: Candidate, seed: int, work: float, over: Sto
         gains.append(old / new - 1 if new else 0.0)
         slower.append(new / (sum(task.seconds(task.layer) for task in tasks) or 1.0) if new else 1.0)
     certain = np.mean(gains) > np.std(gains, ddof=1) / len(gains) ** 0.5
-    return Trial(bool(certain) and not over(), float(np.mean(slower)))
+    return Trial(bool(np.mean(gains) > 0) and not over(), float(np.mean(slower)), bool(certain))
 
 
 def _slower(problem: Problem, single: Candidate, over: Stop) -> float:
@@ -428,18 +429,17 @@ def _ordered(title: str, placement: Placement, mode: str, problem: Problem, stop
 
 
 def _in_every_order(candidates: list[Candidate], problem: Problem, stop: Stop) -> list[Candidate]:
-    """The candidates, the fastest first, with their best orders; without those that no order makes the fastest of them. Of the
-    same plan twice, that of a system in as much time as it has alone."""
+    """The candidates, the fastest first, with their best orders; without those that no order makes the fastest of them."""
     fastest, ordered = min(each.timeline.total for each in candidates), []
-    for each in sorted(candidates, key=lambda each: (each.timeline.total, each.longer is not None)):
+    for each in sorted(candidates, key=lambda each: (each.timeline.total, each.longer is not None)):  # usual ones first
         if stop():
             break
         if each.draft.execution != "vanilla":
             continue
         plan = each.draft.plan("trial", Provenance(optimiser=""), problem.travel)
         if bound_of_plan(plan, problem, loads=each.loads) < fastest * (1 - 1e-9):
-            of_each = _ordered(each.title, each.draft.placement, "best", problem, stop)
-            ordered += [replace(of_it, longer=each.longer) for of_it in of_each]
+            found = _ordered(each.title, each.draft.placement, "best", problem, stop)
+            ordered += [replace(of_each, longer=each.longer) for of_each in found]
             fastest = min(fastest, *(each.timeline.total for each in ordered))
     return ordered
 
