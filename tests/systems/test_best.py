@@ -112,6 +112,8 @@ def test_a_search_that_loses_more_on_unseen_parts_is_not_followed(monkeypatch):
     model, cluster = read_model(SAMPLES / "tiny-moe-alpha.json"), cluster_presets()["exflow-4-nodes"].cluster
     halves = sample("alpha-early-code").halves()
     seen, unseen = (make_problem(each, cluster, model, Datasheet(), travel=NODE_FEWEST) for each in halves)
+    monkeypatch.setattr(best, "NOISE", 0.0)
+    monkeypatch.setattr(best, "DOUBT", 0.0)
     plans = []
     for slower in (best._slower, lambda *asked: 10.0):
         monkeypatch.setattr(best, "_slower", slower)
@@ -226,5 +228,5 @@ def test_it_stops_within_two_seconds(wait):
     stop = lambda: time.perf_counter() - begin > wait  # noqa: E731
     result = run(SYSTEMS["best"], problem, {}, stop, lambda *report: reports.append(report[0])).result
     assert time.perf_counter() - begin < wait + 2
-    assert result.status is Status.CANCELLED and reports == sorted(reports)
+    assert result.status is Status.CANCELLED and np.diff(reports).min(initial=0.0) > -1e-9
     assert simulate(result.solution, problem).total == result.objective
