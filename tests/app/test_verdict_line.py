@@ -39,6 +39,7 @@ def line(app: AppTest) -> dict[str, str]:
 def test_every_page_shows_the_same_figures_and_they_are_those_of_the_simulation(
     ana: AppTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    st.cache_resource.clear()  # other tests of this process may have had the same figures, and kept them in other folders
     problem, (linear, shortest) = problem_of(visit(ana, "optimise")), ana.plans
     shifted = RoutingTrace("shifted", (problem.workload.experts + 5) % 16, 16)
     put(ana, workloads={**ana.session_state["workloads"], store.save_workload(shifted): "shifted"})
