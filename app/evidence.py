@@ -3,7 +3,6 @@
 from app import cached, state
 from app.state.stored import DATASHEET
 from engine.costs import choice
-from engine.errors import InputError
 
 KEY = "evidence"
 """Key of the choice that holds the model and cluster that this was last looked at for, and True if the tables were taken."""
@@ -21,11 +20,7 @@ def choose() -> None:
     seen, taken = state.session.choices.get(KEY, (None, False))
     if seen == of:
         return
-    now = state.session.cost
-    try:
-        found = choice.measured(cluster, model)
-    except InputError:
-        found = None
+    now, found = state.session.cost, choice.measured(cluster, model)
     takes = found is not None and now == DATASHEET and state.session.travel is None and cached.open_plan() is None
     gives_up = taken and found is None and choice.why_not(choice.from_dict(now), cluster, model) is not None
     if takes:
