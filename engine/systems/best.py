@@ -242,9 +242,7 @@ def _singles(
             limit = options.time_limit * (OTHERS / len(others) if first is not None else 1.0)
             quick, usual = (_limited(system, settings, most) for most in (limit, ALONE * options.time_limit))
             again, longer = (partial(_again, system, each) for each in (quick, usual))
-            tell = partial(
-                within, report, 0.5 * part / len(others), 0.5 / len(others), f"planning with {system.title}", fastest
-            )
+            tell = partial(within, report, part, len(others), 0.5, f"planning with {system.title}", fastest)
             found = judged(system.title, system.recipe(problem, quick, stop, tell), problem, stop)
             candidates.append(replace(found, again=again, longer=None if quick == usual else longer))
             if found.draft.bound is not None and settings.get("slots") == options.slots:
@@ -262,10 +260,10 @@ def _singles(
 
 
 def within(
-    report: Report, begin: float, part: float, what: str, fastest: float | None, done: float, message: str, *_: Any
+    report: Report, piece: int, of: int, share: float, what: str, fastest: float | None, done: float, message: str, *_: Any
 ) -> None:
-    """Report a share of one piece of the work, which begins at a share of all and is such a part of it."""
-    report(begin + part * done, f"{what}: {message}", fastest, None)
+    """Report a share of one of the equal pieces that make up a share of the work; a piece ends where the next begins."""
+    report(share * (piece + done) / of, f"{what}: {message}", fastest, None)
 
 
 def _again(system: System, settings: Options, problem: Problem, stop: Stop) -> Draft:

@@ -46,7 +46,7 @@ def best_of_goal(problem: Problem, options: BestOptions, stop: Stop, report: Rep
         if drafts and stop():
             break
         fastest = min((draft.judged_seconds for draft in drafts), default=None)
-        tell = partial(within, report, number / len(ways), 1 / len(ways), way.in_words, fastest)
+        tell = partial(within, report, number, len(ways), 1.0, way.in_words, fastest)
         travel = None if way == Travel() else way
         second = problem.second and replace(problem.second, travel=travel)
         draft = recipe(replace(problem, travel=travel, second=second), options, stop, tell)
@@ -135,7 +135,7 @@ def _singles_of_two(problem: Problem, options: BestOptions, stop: Stop, report: 
             wanted["time_limit"] = min(options.time_limit, known["time_limit"].default)
         if part and stop():
             break
-        tell = partial(within, report, 0.5 * part / len(runs), 0.5 / len(runs), f"planning with {system.title}", None)
+        tell = partial(within, report, part, len(runs), 0.5, f"planning with {system.title}", None)
         try:
             settings = system.settings({field: value for field, value in wanted.items() if field in known})
             yield judged(system.title, system.recipe(problem, settings, stop, tell), problem, stop)

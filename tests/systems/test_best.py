@@ -228,5 +228,5 @@ def test_it_stops_within_two_seconds(wait):
     stop = lambda: time.perf_counter() - begin > wait  # noqa: E731
     result = run(SYSTEMS["best"], problem, {}, stop, lambda *report: reports.append(report[0])).result
     assert time.perf_counter() - begin < wait + 2
-    assert result.status is Status.CANCELLED and np.diff(reports).min(initial=0.0) > -1e-9
+    assert result.status is Status.CANCELLED and reports == sorted(reports)
     assert simulate(result.solution, problem).total == result.objective
