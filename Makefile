@@ -5,7 +5,7 @@ PYTHON := $(VENV)/bin/python
 PORT ?= 8501
 SECONDS ?= 600
 KERNELS := $(wildcard engine/simulate/*.py engine/placement/group_loads.py engine/placement/affinity/*.py \
-	engine/placement/coactivation/*.py engine/placement/best/*.py engine/placement/dispatch_rules.py \
+	engine/placement/coactivation/*.py engine/placement/best/*.py engine/placement/dispatch_rules.py engine/placement/transitions.py \
 	engine/placement/replication/by_rank.py)
 COMPILED := engine/simulate/__pycache__/.compiled
 

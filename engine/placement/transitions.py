@@ -5,6 +5,7 @@ weight of each expert besides, which the objective needs (its equation 8 summed 
 """
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 from engine.errors import InputError
@@ -33,23 +34,36 @@ def transitions(experts: NDArray[np.int16], num_experts: int, first_choice: bool
 
     Raises InputError for another shape, an expert out of range, and tables that would not fit the memory.
     """
-    experts = np.asarray(experts)
-    if experts.ndim != 3 or experts.shape[1] < 1 or experts.dtype.kind not in "iu":
-        raise InputError(f"experts: wanted whole numbers [token, layer, k], not {experts.dtype} {list(experts.shape)}")
-    if num_experts < 1 or (experts.size and (experts.min() < -1 or experts.max() >= num_experts)):
-        raise InputError(f"experts: ids must be 0 … {num_experts - 1}, or -1 for no choice")
+    experts = _checked(experts, num_experts)
     layers = experts.shape[1]
     require_room(layers - 1, num_experts)
     if first_choice:
         experts = experts[:, :, :1]
     counts = np.zeros((max(layers - 1, 0), num_experts, num_experts))
-    chosen = np.where(experts >= 0, experts, num_experts).astype(np.int64)
-    rows = num_experts + 1  # one more for "no choice", dropped at the end
-    for layer in range(layers - 1):
-        key = chosen[:, layer, :, None] * rows + chosen[:, layer + 1, None, :]
-        table = np.bincount(key.ravel(), minlength=rows * rows).reshape(rows, rows)
-        counts[layer] = table[:num_experts, :num_experts]
+    for layer, table in enumerate(counts):
+        _add_hops(table, *(np.ascontiguousarray(experts[:, at], dtype=np.int64) for at in (layer, layer + 1)))
     return counts
+
+
+def _checked(experts: NDArray[np.int16], num_experts: int) -> NDArray[np.int16]:
+    """As given, if they are choices of so many experts."""
+    experts = np.asarray(experts)
+    if experts.ndim != 3 or experts.shape[1] < 1 or experts.dtype.kind not in "iu":
+        raise InputError(f"experts: wanted whole numbers [token, layer, k], not {experts.dtype} {list(experts.shape)}")
+    if num_experts < 1 or (experts.size and (experts.min() < -1 or experts.max() >= num_experts)):
+        raise InputError(f"experts: ids must be 0 … {num_experts - 1}, or -1 for no choice")
+    return experts
+
+
+@njit(cache=True, nogil=True)
+def _add_hops(table: Floats, here: Ints, there: Ints) -> None:
+    """Count every choice int64[token, k] of a layer with every one of the next in float64[expert, expert]."""
+    for token in range(len(here)):
+        for expert in here[token]:
+            if expert >= 0:
+                for following in there[token]:
+                    if following >= 0:
+                        table[expert, following] += 1.0
 
 
 def executed_hops(experts: NDArray[np.int16], num_experts: int) -> tuple[Floats, Floats]:
@@ -62,24 +76,24 @@ def executed_hops(experts: NDArray[np.int16], num_experts: int) -> tuple[Floats,
         within: float64[layer, expert, expert], every choice of a layer to its first one
 
     and a copy changes GPU where the two experts sit apart. Left out: the first layer's dispatch, which comes from the tokens'
-    ranks, and the all-gather at the end, which costs every placement the same. Raises InputError where the tables would not
-    fit the memory.
+    ranks, and the all-gather at the end, which costs every placement the same. Raises InputError as `transitions` does.
 
     experts: int16[token, layer, k], -1 = no choice; a token without a first choice stays where it is, and its copies of that
         layer are left out
     """
-    layers, rows = experts.shape[1], num_experts + 1  # one more for "no choice", dropped at the end
+    experts = _checked(experts, num_experts)
+    layers = experts.shape[1]
     require_room(2 * layers - 1, num_experts)
-    chosen = np.where(experts >= 0, experts, num_experts).astype(np.int64)
-
-    def count(here: Ints, there: Ints) -> Floats:
-        table = np.bincount((here * rows + there).ravel(), minlength=rows * rows).reshape(rows, rows)
-        return table[:num_experts, :num_experts].astype(np.float64)
-
-    first = chosen[:, :, :1]
-    between = [count(first[:, layer], chosen[:, layer + 1]) for layer in range(layers - 1)]
-    within = [count(chosen[:, layer], first[:, layer]) for layer in range(layers)]
-    return np.array(between).reshape(layers - 1, num_experts, num_experts), np.array(within)
+    between, within = (np.zeros((count, num_experts, num_experts)) for count in (layers - 1, layers))
+    last = None
+    for layer in range(layers):
+        chosen = np.ascontiguousarray(experts[:, layer], dtype=np.int64)
+        first = chosen[:, :1].copy()
+        _add_hops(within[layer], chosen, first)
+        if last is not None:
+            _add_hops(between[layer - 1], last, chosen)
+        last = first
+    return between, within
 
 
 def kept(gpu_of_expert: Ints, transitions: Floats, node_of_gpu: Ints | None = None) -> float:

@@ -7,12 +7,13 @@ from itertools import permutations, product
 import numpy as np
 import pytest
 from hypothesis import strategies as st
+from scipy.optimize import linear_sum_assignment
 
 from engine.errors import IllegalError, InputError
 from engine.placement.affinity.exact import chain_optimum
 from engine.placement.affinity.kernel import AffinityInstance, affinity
 from engine.placement.affinity.moves import Prices, cross, divide_anew
-from engine.placement.affinity.search import best_layer, gpu_of_expert, greedy_chain, held_by_gpu, polish, search
+from engine.placement.affinity.search import best_layer, gpu_of_expert, greedy_chain, held_by_gpu, polish, rearranged, search
 from engine.placement.transitions import kept, transitions
 from engine.result import Limits, Status
 from tests import everything
@@ -174,6 +175,18 @@ def test_polish_improves_until_no_layer_alone_can_be_placed_better():
         trial = polished.copy()
         trial[layer] = best_layer(prices, polished, layer)
         assert prices.worth(trial) <= prices.worth(polished) + 1e-6
+
+
+@tried(60, st.integers(0, 2**32 - 1), st.integers(1, 9), st.integers(1, 5), st.sampled_from([0, 1, 3, 40]))
+def test_experts_that_go_round_cycles_end_as_an_assignment_problem_does(seed, gpus, size, ties):
+    """ties: worth in so many whole numbers, or any worth if 0"""
+    rng = np.random.default_rng(seed)
+    worth = rng.integers(0, ties, (gpus, gpus * size)) * 1.0 if ties else rng.random((gpus, gpus * size))
+    place = rearranged(worth, rng.permutation(gpus * size) % gpus, 1e-12)
+    assert (np.bincount(place, minlength=gpus) == size).all()
+    slots = np.repeat(worth, size, axis=0)
+    best = slots[linear_sum_assignment(slots, maximize=True)].sum()
+    assert worth[place, np.arange(gpus * size)].sum() == pytest.approx(best, rel=1e-9, abs=1e-9)
 
 
 def test_crossing_takes_every_layer_from_the_best_source():

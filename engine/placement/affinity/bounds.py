@@ -60,25 +60,33 @@ SECONDS_PER_SET, HEAVY_SECONDS_PER_CUBE = 2.5e-6, 3e-9
 
 def spectral(count: Floats, groups: int) -> float:
     """The most hops of one layer pair that stay in their group. count: float64[expert, expert]."""
-    experts = len(count)
-    size = experts // groups
+    return _spectral(count, (groups,))[0]
+
+
+def _spectral(count: Floats, divisions: tuple[int, ...]) -> list[float]:
+    """`spectral` for each of some numbers of groups, by one spectrum."""
+    experts, total = len(count), count.sum()
     centred = count - count.mean(axis=0) - count.mean(axis=1, keepdims=True) + count.mean()
     values = np.linalg.svd(centred, compute_uv=False)
     # Singular values carry round-off of this size; the limit must not fall below the truth for it.
-    slack = 1e-12 * experts * count.sum()
-    kept = size * count.sum() / experts + size * values[: groups - 1].sum() + slack
-    return float(min(kept, _largest(count, groups)))
+    slack = 1e-12 * experts * total
+    kept = [experts // groups * (total / experts + values[: groups - 1].sum()) + slack for groups in divisions]
+    return [float(min(most, _largest(count, groups))) for most, groups in zip(kept, divisions, strict=True)]
 
 
-def spectral_limits(transitions: Floats, groups: int, stop: Stop = never, deadline: float = np.inf) -> Floats:
-    """`spectral` of every pair of layers: float64[layer - 1]; only the largest counts of every line for the pairs still to do
-    once `stop` is True, or where spectra would not be ready by the deadline of `time.perf_counter`."""
+def spectral_limits(transitions: Floats, *divisions: int, stop: Stop = never, deadline: float = np.inf) -> Floats:
+    """`spectral` of every pair of layers for each of some numbers of groups: float64[division, layer - 1], without the first
+    axis for a single one; only the largest counts of every line for the pairs still to do once `stop` is True, or where spectra
+    would not be ready by the deadline of `time.perf_counter`."""
     seconds = SECONDS_PER_SPECTRUM * transitions.shape[1] ** 3 if len(transitions) else 0.0
 
-    def in_time() -> bool:
-        return not stop() and time.perf_counter() + seconds < deadline
+    def limits(count: Floats) -> list[float]:
+        if not stop() and time.perf_counter() + seconds < deadline:
+            return _spectral(count, divisions)
+        return [_largest(count, groups) for groups in divisions]
 
-    return np.array([spectral(count, groups) if in_time() else _largest(count, groups) for count in transitions])
+    found = np.array([limits(count) for count in transitions]).reshape(-1, len(divisions)).T
+    return found if len(divisions) > 1 else found[0]
 
 
 def _largest(count: Floats, groups: int) -> float:
@@ -315,8 +323,10 @@ def heavy_limit(
         if stop() or time.perf_counter() > deadline or seconds <= 0 or total <= enough:
             break
         best, known = None, float(layer_limits[low : low + 2].sum())
+        # The first to be tried has to leave time for half of the model; less would tighten next to nothing.
+        most = MOST_SETS if worth else int(min(MOST_SETS, 2 * seconds / len(first) / SECONDS_PER_SET))
         for heavy in choices:
-            limit, sets = triple_limit(*transitions[low : low + 2], groups, heavy)
+            limit, sets = triple_limit(*transitions[low : low + 2], groups, heavy, most)
             seconds -= SECONDS_PER_SET * sets + HEAVY_SECONDS_PER_CUBE * experts**3
             if limit < known:
                 best, known = heavy, limit
@@ -329,9 +339,9 @@ def heavy_limit(
     return total
 
 
-def triple_limit(before: Floats, after: Floats, groups: int, heavy: int) -> tuple[float, int]:
+def triple_limit(before: Floats, after: Floats, groups: int, heavy: int, most: int = MOST_SETS) -> tuple[float, int]:
     """(the most hops of two consecutive pairs of layers that stay in their group, the number of sets that the proof took);
-    infinite where they are too many.
+    infinite where they are more than `most`.
 
     before, after: float64[expert, expert], counts into and out of the middle layer
     heavy: the number of them for every expert that are taken as heavy
@@ -341,9 +351,9 @@ def triple_limit(before: Floats, after: Floats, groups: int, heavy: int) -> tupl
     sides = [_split(before.T, size, heavy), _split(after, size, heavy)]
     links = [side > 0 for side, _ in sides]
     shared = np.logical_or(*((link.astype(np.float32) @ link.T.astype(np.float32)) > 0 for link in links))
-    sets = _connected(shared, size)
+    sets = _connected(shared, size, most)
     if sets is None:
-        return np.inf, MOST_SETS
+        return np.inf, most
     price = [side.max(axis=0) for side, _ in sides]
     gain = sum(_gains(sets, side, mu, size) for (side, _), mu in zip(sides, price, strict=True))
     charge = _charges(sets, gain, experts)
@@ -364,17 +374,17 @@ def _split(count: Floats, size: int, heavy: int) -> tuple[Floats, Floats]:
     return above, count - above
 
 
-def _connected(shared: Bools, size: int) -> Ints | None:
-    """Connected sets of 2 … size experts of a graph bool[expert, expert]: int64[set, size], filled up with `experts`; None
-    where they are too many."""
+def _connected(shared: Bools, size: int, most: int = MOST_SETS) -> Ints | None:
+    """Connected sets of up to `size` experts of a graph bool[expert, expert]: int64[set, size], filled up with `experts`; None
+    where they are more than `most`."""
     experts = len(shared)
     sets, listed = np.arange(experts)[:, None], [np.empty((0, size), dtype=np.int64)]
     for members in range(2, size + 1):
-        if len(sets) * experts > 32 * MOST_SETS:
+        if len(sets) * experts > 32 * most:
             return None
         near = shared[sets].any(axis=1)
         near[np.arange(len(sets))[:, None], sets] = False
-        if np.count_nonzero(near) > 4 * MOST_SETS:
+        if np.count_nonzero(near) > 4 * most:
             return None
         row, joins = np.nonzero(near)
         grown = np.sort(np.column_stack([sets[row], joins]), axis=1)
@@ -382,7 +392,7 @@ def _connected(shared: Bools, size: int) -> Ints | None:
         sets = grown[np.unique(key, return_index=True)[1]]
         listed.append(np.pad(sets, ((0, 0), (0, size - members)), constant_values=experts))
     sets = np.concatenate(listed)
-    return sets if len(sets) <= MOST_SETS else None
+    return sets if len(sets) <= most else None
 
 
 def _gains(sets: Ints, heavy: Floats, price: Floats, size: int) -> Floats:

@@ -22,7 +22,8 @@ from engine.errors import InputError
 from engine.placement.affinity import bounds
 from engine.placement.affinity.exact import chain_optimum, chain_work, one_expert_per_gpu
 from engine.placement.affinity.moves import Prices, divide_anew
-from engine.placement.affinity.search import greedy_chain, search
+from engine.placement.affinity.search import greedy_chain, polish, search
+from engine.placement.transitions import transitions as hops_of
 from engine.result import Floats, Ints, Limits, Report, Result, Status, Stop, never, relative_gap, result_of, status_of
 
 PROVEN_GAP = 1e-9
@@ -312,7 +313,9 @@ class _Bound:
         elif prices.node < 0:
             # A hop inside a node costs more than one between nodes; a hop kept on a GPU is kept in its node too.
             self.groups = [(instance.gpus, prices.gpu + prices.node)]
-        self.layer_limits = [bounds.spectral_limits(self.counts, groups, stop, deadline) for groups, _ in self.groups]
+        divisions = [groups for groups, _ in self.groups]
+        limits = bounds.spectral_limits(self.counts, *divisions, stop=stop, deadline=deadline)
+        self.layer_limits = list(limits.reshape(len(divisions), -1))
         self.kept = [float(limits.sum()) for limits in self.layer_limits]
         self.kept_within = 0.0
         if instance.within is not None:
@@ -369,8 +372,9 @@ class _Bound:
 @cache
 def compile_ahead() -> None:
     """Run every compiled function once, with the types that it always has."""
+    hops_of(np.zeros((1, 2, 1), dtype=np.int16), 1)
     transitions = np.random.default_rng(0).random((2, 16, 16))
     prices, gpu = AffinityInstance(transitions, 2).prices(), np.zeros(1, dtype=np.int64)
     divide_anew(np.tile(np.arange(16).reshape(1, 2, 8), (1, 3, 1, 1)), prices, gpu, gpu, gpu + 1, 0.0)
-    prices.worth(np.tile(np.arange(16) // 8, (3, 1)))
+    polish(prices, np.tile(np.arange(16) // 8, (3, 1)))
     bounds.heavy_limit(transitions, 4, np.full(2, np.inf), 1.0, math.inf, 0.0)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+from numba import njit
 
 from engine.placement.affinity.moves import Prices, cross, divide_anew, states_of
 from engine.result import Floats, Ints, Stop, never
@@ -58,22 +59,80 @@ def best_layer(prices: Prices, place: Ints, layer: int, before: bool = True, aft
     """gpu_of_expert int64[expert] of one layer, exact for its neighbours (one assignment problem)."""
     from scipy.optimize import linear_sum_assignment
 
-    worth = np.zeros((place.shape[1], prices.gpus))
-    if before and layer > 0:
-        worth += prices.counts[layer - 1].T @ _worth_of_gpu(prices, place[layer - 1])
-    if after and layer < len(prices.counts):
-        worth += prices.counts[layer] @ _worth_of_gpu(prices, place[layer + 1])
-    slot = linear_sum_assignment(np.repeat(worth, prices.size, axis=1), maximize=True)[1]
-    return slot // prices.size
+    worth = _worth_of_layer(prices, place, layer, before, after)
+    return linear_sum_assignment(np.repeat(worth.T, prices.size, axis=1), maximize=True)[1] // prices.size
 
 
-def _worth_of_gpu(prices: Prices, gpu_of_expert: Ints) -> Floats:
-    """float64[expert, gpu]: worth of a hop between the expert and the GPU."""
-    worth = prices.gpu * (gpu_of_expert[:, None] == np.arange(prices.gpus))
-    if prices.node:
-        node = np.arange(prices.gpus) // prices.gpus_per_node
-        worth = worth + prices.node * (node[gpu_of_expert][:, None] == node)
-    return worth
+def _worth_of_layer(prices: Prices, place: Ints, layer: int, before: bool = True, after: bool = True) -> Floats:
+    """float64[gpu, expert]: worth of the hops that a layer's experts would keep on each GPU, given the layers around it."""
+    none = np.empty((0, 0))
+    behind = prices.counts[layer - 1] if before and layer > 0 else none
+    ahead = prices.counts[layer] if after and layer < len(prices.counts) else none
+    kept = _hops_to_gpus(behind, ahead, place[max(layer - 1, 0)], place[min(layer + 1, len(place) - 1)], prices.gpus)
+    if not prices.node:
+        return prices.gpu * kept
+    in_node = kept.reshape(-1, prices.gpus_per_node, kept.shape[1]).sum(axis=1)
+    return prices.gpu * kept + prices.node * np.repeat(in_node, prices.gpus_per_node, axis=0)
+
+
+@njit(cache=True, nogil=True)
+def _hops_to_gpus(behind: Floats, ahead: Floats, place_behind: Ints, place_ahead: Ints, gpus: int) -> Floats:
+    """float64[gpu, expert]: hops of a layer's experts from and to those that each GPU holds of the layers behind and ahead.
+
+    behind, ahead: float64[expert of the earlier layer, expert of the later one], empty where they do not count
+    """
+    hops = np.zeros((gpus, len(place_behind)))
+    for other in range(len(behind)):
+        hops[place_behind[other]] += behind[other]
+    for expert in range(len(ahead)):
+        for other in range(len(ahead)):
+            hops[place_ahead[other], expert] += ahead[expert, other]
+    return hops
+
+
+@njit(cache=True, nogil=True)
+def rearranged(worth: Floats, gpu_of_expert: Ints, slack: float) -> Ints:
+    """The placement int64[expert] of the most worth float64[gpu, expert] with as many experts on each GPU as in the given one.
+
+    Experts go round cycles of GPUs that gain more than `slack`, until there is none: quick where few do.
+    """
+    gpus, experts = worth.shape
+    place = gpu_of_expert.copy()
+    gain, mover = np.empty((gpus, gpus)), np.empty((gpus, gpus), dtype=np.int64)
+    stale = np.ones(gpus, dtype=np.bool_)
+    far, came = np.empty(gpus), np.empty(gpus, dtype=np.int64)
+    while True:
+        for gpu in range(gpus):
+            if stale[gpu]:
+                gain[gpu] = -np.inf
+        for expert in range(experts):
+            here = place[expert]
+            if stale[here]:
+                for there in range(gpus):
+                    more = worth[there, expert] - worth[here, expert]
+                    if there != here and more > gain[here, there]:
+                        gain[here, there], mover[here, there] = more, expert
+        stale[:] = False
+        # The longest walks of ever more steps; a walk that is still growing after `gpus` of them goes round a cycle.
+        far[:], came[:], last = 0.0, -1, -1
+        for _ in range(gpus):
+            last = -1
+            for here in range(gpus):
+                for there in range(gpus):
+                    if far[here] + gain[here, there] > far[there] + slack:
+                        far[there], came[there], last = far[here] + gain[here, there], here, there
+            if last < 0:
+                return place
+        for _ in range(gpus):
+            last = came[last]
+        there = last
+        while True:
+            here = came[there]
+            place[mover[here, there]] = there
+            stale[here] = True
+            there = here
+            if there == last:
+                break
 
 
 def _kept_within(prices: Prices, places: Ints) -> Floats:
@@ -266,7 +325,7 @@ def polish(prices: Prices, place: Ints, stop: Stop = never) -> Ints:
                 continue
             stale[layer] = False
             trial = place.copy()
-            trial[layer] = best_layer(prices, place, layer)
+            trial[layer] = rearranged(_worth_of_layer(prices, place, layer), place[layer], slack / prices.gpus)
             near = slice(max(0, layer - 1), layer + 2)  # of these layers alone the worth may change
             part = prices.of_layers(near)
             if layer and not prices.node:
