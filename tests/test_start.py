@@ -19,6 +19,7 @@ from engine.launch.calibration.calibrate import DTYPES
 from engine.launch.places.destination import CPUS_PER_RANK, MEMORY_PER_RANK, SCHEDULERS
 from engine.recording.server import API_KEY
 from engine.recording.sglang import FOLDER_VARIABLE, USUAL_FOLDER
+from engine.reproduce.papers import PAPERS
 from engine.serving.aiconfigurator import OPERATORS
 from engine.solve import KERNELS
 from engine.systems import FILES
@@ -105,6 +106,7 @@ def test_choices_are_those_of_the_engine() -> None:
     assert tuple(commands.KERNELS) == tuple(KERNELS)
     assert tuple(commands.WRITERS) == tuple(WRITERS)
     assert tuple(commands.TARGETS) == tuple(TARGETS) and tuple(commands.STEP_TARGETS) == tuple(STEP_TARGETS)
+    assert tuple(commands.PAPERS) == tuple(PAPERS)
     assert {name: preset.text for name, preset in PRESETS.items()} == commands.PRESETS
     assert options_of("serve")["operators"].choices == OPERATORS
     assert options_of("calibrate")["dtype"].choices == list(DTYPES)

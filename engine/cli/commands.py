@@ -32,6 +32,9 @@ KERNELS = ("order", "assign", "colocate", "colocate-heterogeneous", "affinity", 
 KERNELS += ("replicate-devices", "replicate", "pipeline-degree", "partition", "partition-axes", "priority")
 KERNELS += ("weight-gradients", "travel", "two-tier")
 
+PAPERS = ("pipemoe",)
+"""Papers with results that `reproduce` computes."""
+
 PRESETS = {
     "w0": "tokens go round-robin over all experts",
     "w1": "three of four tokens choose among the first quarter of the experts",
@@ -424,6 +427,13 @@ def _trust(commands: Commands) -> None:
     command.add_argument("--requests", type=count, default=2000, metavar="N", help="of --rate (2000)")
 
 
+def _reproduce(commands: Commands) -> None:
+    about = "figures and tables of the five papers from our engine, beside the published numbers"
+    command = add_command(commands, "reproduce", "reproduce", about)
+    command.add_argument("paper", choices=(*PAPERS, "all"))
+    command.add_argument("--figure", metavar="NUMBER", help="only this one, as the paper numbers it: 'Figure 13', 'Table VI'")
+
+
 def _upkeep(commands: Commands) -> None:
     command = add_command(commands, "upkeep", "clean", "remove old sessions, jobs and recordings that nothing refers to")
     command.add_argument("--dry-run", action="store_true", help="only say what would go")
@@ -453,6 +463,7 @@ GROUPS = (
     _catalogue,
     _solve,
     _trust,
+    _reproduce,
     _upkeep,
 )
 """Functions that add commands, in the order of --help."""

@@ -1,0 +1,122 @@
+"""Exhibits, the figures and tables of a paper as our engine computes them, and claims: its printed numbers and ours."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal
+
+from pydantic import Field
+
+from engine.problem import Problem
+from engine.result import Stop
+from engine.schema import Frozen
+
+Value = float | tuple[float, float]
+"""A number, or the lowest and the highest of several."""
+TOLERANCE = 0.1
+"""The distance at which ours counts as the published number, as a part of it, where the paper gives no spread."""
+
+
+class Verdict(StrEnum):
+    REPRODUCED = "reproduced"
+    PARTLY = "partly"
+    NOT = "not"
+
+
+class Claim(Frozen):
+    """A number of a paper, and ours.
+
+    quantity: in words, with its unit: "speedup over SJF, heterogeneous"
+    published, ours: a number, or the lowest and highest of several; None: cannot be computed here, and `why` says why
+    neutral: the value of no effect: 1 of a speedup, 0 of a share that is saved; None for a plain quantity, such as seconds
+    spread: the paper's own, on either side; None: `TOLERANCE` of the published value
+    why: why they differ, or how ours was found; one line
+    """
+
+    quantity: str
+    published: Value
+    ours: Value | None
+    neutral: float | None = None
+    spread: float | None = Field(default=None, ge=0)
+    why: str
+
+    @property
+    def verdict(self) -> Verdict:
+        """Reproduced: within the paper's range and spread on both ends. Partly: an effect in the same direction, half to twice
+        as large; of a plain quantity, half to twice as much."""
+        if self.ours is None:
+            return Verdict.NOT
+        (low, high), (least, most) = _ends(self.published), _ends(self.ours)
+        around = [TOLERANCE * abs(end) if self.spread is None else self.spread for end in (low, high)]
+        if low - around[0] <= least and most <= high + around[1]:
+            return Verdict.REPRODUCED
+        zero = self.neutral or 0.0
+        published, ours = (low + high) / 2 - zero, (least + most) / 2 - zero
+        return Verdict.PARTLY if published and 0.5 <= ours / published <= 2 else Verdict.NOT
+
+
+class Chart(Frozen):
+    """A chart of an exhibit's rows, of the paper's kind.
+
+    x, y, series: columns; one bar, point or line for every value of `series`
+    facet: a column with a panel for every value
+    published: column with the paper's own values of `y`, drawn as hollow marks; None where it prints none
+    y_title: with the unit
+    """
+
+    kind: Literal["bars", "lines", "points", "steps"]
+    x: str
+    y: str
+    series: str | None = None
+    facet: str | None = None
+    published: str | None = None
+    x_title: str
+    y_title: str
+    log_x: bool = False
+
+
+class Exhibit(Frozen):
+    """A figure or table of a paper, computed.
+
+    rows: its points or cells, plain numbers and words by column; times in seconds
+    note: for all of it: what stands in for inputs that are not public
+    """
+
+    claims: tuple[Claim, ...]
+    rows: tuple[Mapping[str, str | int | float | None], ...] = ()
+    chart: Chart | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Opening:
+    """A setting of an exhibit that can be opened and planned: its problem, and the system that plans it.
+
+    title: of the setting, as a person reads it
+    """
+
+    title: str
+    problem: Callable[[], Problem]
+    system: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A figure or table that can be computed.
+
+    number: as the paper has it: "Figure 13", "Table VI"
+    section: of the paper, where its text describes it
+    title: in our words
+    make: computes it; ends early with what it has when the stop is True
+    """
+
+    number: str
+    section: str
+    title: str
+    make: Callable[[Stop], Exhibit]
+    openings: tuple[Opening, ...] = ()
+
+
+def _ends(value: Value) -> tuple[float, float]:
+    return (min(value), max(value)) if isinstance(value, tuple) else (value, value)

@@ -1,0 +1,68 @@
+"""Claims of the papers: the rule of their verdicts, and the shape of every exhibit that is quickly computed."""
+
+import pytest
+
+from engine.errors import InputError
+from engine.reproduce.exhibits import Claim, Exhibit
+from engine.reproduce.papers import PAPERS, claims_as_rows, reproduce
+from engine.result import never
+from engine.systems.base import silent
+from tests import everything
+
+SLOW = ()
+"""(paper, number) of those that take seconds; they are computed where everything is."""
+
+
+@pytest.mark.parametrize(
+    ("published", "ours", "more", "verdict"),
+    [
+        (1.38, 1.30, {"neutral": 1.0}, "reproduced"),
+        (1.38, 1.53, {"neutral": 1.0}, "partly"),
+        (1.38, 1.18, {"neutral": 1.0}, "not"),
+        (1.38, 0.8, {"neutral": 1.0}, "not"),
+        (1.38, 2.2, {"neutral": 1.0}, "not"),
+        ((1.36, 1.81), (1.4, 1.7), {"neutral": 1.0}, "reproduced"),
+        ((1.36, 1.81), 1.25, {"neutral": 1.0}, "reproduced"),
+        ((1.36, 1.81), (1.1, 1.5), {"neutral": 1.0}, "partly"),
+        (0.083, 0.118, {"neutral": 0.0}, "partly"),
+        (0.0, 0.0, {"neutral": 0.0}, "reproduced"),
+        (0.0, 0.1, {"neutral": 0.0}, "not"),
+        (7.6e-3, 7.0e-3, {}, "reproduced"),
+        (7.6e-3, 4.0e-3, {}, "partly"),
+        (0.335, 0.339, {"spread": 0.005}, "reproduced"),
+        (0.335, 0.345, {"spread": 0.005}, "partly"),
+        (0.335, None, {}, "not"),
+    ],
+)
+def test_verdicts(published, ours, more, verdict):
+    claim = Claim(quantity="speedup", published=published, ours=ours, why="the rule", **more)
+    assert claim.verdict.value == verdict
+
+
+def entries() -> list:
+    every = [(name, entry) for name, paper in PAPERS.items() for entry in paper.entries]
+    return [each for each in every if everything.WANTED or (each[0], each[1].number) not in SLOW]
+
+
+@pytest.mark.parametrize(("name", "entry"), entries(), ids=lambda part: getattr(part, "number", part))
+def test_every_exhibit_has_claims_with_reasons_and_a_chart_of_columns_that_are_there(name, entry):
+    exhibit = entry.make(never)
+    assert exhibit.claims and all(claim.quantity and claim.why and "\n" not in claim.why for claim in exhibit.claims)
+    rows = claims_as_rows(name, entry, exhibit)
+    assert len({row["quantity"] for row in rows}) == len(rows)
+    assert Exhibit.from_json(exhibit.to_json(), "an exhibit") == exhibit
+    if exhibit.chart is not None:
+        used = {exhibit.chart.x, exhibit.chart.y, exhibit.chart.series, exhibit.chart.facet, exhibit.chart.published} - {None}
+        assert exhibit.rows and all(used <= set(row) for row in exhibit.rows)
+
+
+def test_papers_are_found_by_name_and_exhibits_by_number():
+    for paper in PAPERS.values():
+        assert len({entry.number for entry in paper.entries}) == len(paper.entries)
+    ((name, entry, _),) = reproduce("pipemoe", "table vi", never, silent)
+    assert (name, entry.number) == ("pipemoe", "Table VI")
+    with pytest.raises(InputError, match="there is no Table 99 here"):
+        next(reproduce("all", "Table 99", never, silent))
+    with pytest.raises(InputError, match="there is no paper 'paper'"):
+        next(reproduce("paper", None, never, silent))
+    assert not list(reproduce("all", None, lambda: True, silent))
