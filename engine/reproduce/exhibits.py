@@ -13,8 +13,9 @@ from engine.schema import Frozen
 
 Value = float | tuple[float, float]
 """A number, or the lowest and the highest of several."""
-TOLERANCE = 0.1
-"""The distance at which ours counts as the published number, as a part of it, where the paper gives no spread."""
+PART_OF_EFFECT, PART_OF_QUANTITY = 0.25, 0.1
+"""The distance at which ours counts as the published number where the paper gives no spread: as a part of its effect (a
+speedup less 1), and as a part of a plain quantity."""
 
 
 class Verdict(StrEnum):
@@ -29,7 +30,7 @@ class Claim(Frozen):
     quantity: in words, with its unit: "speedup over SJF, heterogeneous"
     published, ours: a number, or the lowest and highest of several; None: cannot be computed here, and `why` says why
     neutral: the value of no effect: 1 of a speedup, 0 of a share that is saved; None for a plain quantity, such as seconds
-    spread: the paper's own, on either side; None: `TOLERANCE` of the published value
+    spread: the paper's own, on either side; None: `PART_OF_EFFECT`, or of a plain quantity `PART_OF_QUANTITY`
     why: why they differ, or how ours was found; one line
     """
 
@@ -46,13 +47,12 @@ class Claim(Frozen):
         as large; of a plain quantity, half to twice as much."""
         if self.ours is None:
             return Verdict.NOT
-        (low, high), (least, most) = _ends(self.published), _ends(self.ours)
-        around = [TOLERANCE * abs(end) if self.spread is None else self.spread for end in (low, high)]
+        zero, part = (0.0, PART_OF_QUANTITY) if self.neutral is None else (self.neutral, PART_OF_EFFECT)
+        (low, high), (least, most) = ([end - zero for end in _ends(value)] for value in (self.published, self.ours))
+        around = [part * abs(end) if self.spread is None else self.spread for end in (low, high)]
         if low - around[0] <= least and most <= high + around[1]:
             return Verdict.REPRODUCED
-        zero = self.neutral or 0.0
-        published, ours = (low + high) / 2 - zero, (least + most) / 2 - zero
-        return Verdict.PARTLY if published and 0.5 <= ours / published <= 2 else Verdict.NOT
+        return Verdict.PARTLY if low + high and 0.5 <= (least + most) / (low + high) <= 2 else Verdict.NOT
 
 
 class Chart(Frozen):
