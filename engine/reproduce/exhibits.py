@@ -36,7 +36,7 @@ class Claim(Frozen):
 
     quantity: str
     published: Value
-    ours: Value | None
+    ours: Value | None = None
     neutral: float | None = None
     spread: float | None = Field(default=None, ge=0)
     why: str

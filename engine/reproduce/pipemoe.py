@@ -164,6 +164,7 @@ def _figure_3(stop: Stop) -> Exhibit:
         Claim(
             quantity="time in two parts as a part of that in one (drawn shorter)",
             published=(0.0, 1.0),
+            spread=0.0,
             ours=float(seconds[1] / seconds[0]),
             why=f"{example}, forward and backward, on the lines of Figure 6",
         ),
