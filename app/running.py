@@ -28,6 +28,7 @@ TITLES = {
     "size": "Cheapest clusters",
     "deployments": "Cheapest deployments",
     "lina": "Lina at run time",
+    "reproduce": "Results of a paper",
 }
 """Names of kinds of jobs on the pages."""
 

@@ -30,7 +30,7 @@ SECTIONS = {
         Entry("Timeline", "timeline", ":material/view_timeline:"),
         Entry("What-if", "what_if", ":material/experiment:"),
     ),
-    "Plan": (Entry("Optimise", "optimise", ":material/tune:"),),
+    "Plan": (Entry("Optimise", "optimise", ":material/tune:"), Entry("Papers", "papers", ":material/article:")),
     "Decide": (Entry("Review", "review", ":material/rate_review:"), Entry("Launch", "launch", ":material/rocket_launch:")),
 }
 LONGEST = 20

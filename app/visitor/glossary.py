@@ -221,6 +221,7 @@ PAGES = {
         "What-if": "contention, micro-op, pipeline degree, partition range, exposed communication, overlap, bound",
         "Review": "placement, bound, gap, balancedness, overload factor, kept local, exposed communication, migration, held "
         "out, persistence",
+        "Papers": "all-to-all, all-reduce, exposed communication, weight gradient",
         "Launch": "rank, all-to-all, dispatch, combine, overload factor",
     }.items()
 }

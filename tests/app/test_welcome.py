@@ -117,7 +117,7 @@ ELSEWHERE = (
 )
 ELSEWHERE = {word.replace("_", " ") for word in ELSEWHERE.split()}
 """Words that none of the five papers has."""
-SHOWN = {"Optimise": "systems", "Cluster": "costs"}
+SHOWN = {"Optimise": "systems", "Cluster": "costs", "Papers": "reproduce"}
 """Folders of the engine with texts about systems, options and sources that a page shows."""
 COMMON = ("widgets", "glossary", "text", "state")
 """Modules that every page imports say nothing about a page."""

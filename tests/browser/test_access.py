@@ -11,7 +11,7 @@ from tests.browser.conftest import RUN, await_rest, finished, go, held, settle
 from tests.cases.jobs import until
 from tests.cases.processes import ranks_of
 
-MORE_PAGES = ("Workload", "Cluster", "Affinity", "Timeline", "What-if", "Review")
+MORE_PAGES = ("Workload", "Cluster", "Affinity", "Timeline", "What-if", "Papers", "Review")
 """Pages at which axe looks in `make everything` alone: each takes Chromium seconds without a graphics card."""
 MOST_STEPS = 90
 """Presses of Tab to whatever a page has."""
