@@ -186,7 +186,9 @@ def _throughput(gate: Gate) -> Exhibit:
                 )
             )
     points = tuple(
-        _point(row) | {"system": name, "seconds": row[name]} for _, row in rows.iterrows() for name in (*BASELINES, "lancet")
+        _point(row) | {"system": TRAINING[name].title, "seconds": row[name]}
+        for _, row in rows.iterrows()
+        for name in ("lancet", *BASELINES)
     )
     chart = Chart(kind="bars", x="gpus", y="seconds", series="system", facet="model", x_title="", y_title="step, s")
     return Exhibit(claims=tuple(claims), rows=points, chart=chart)
@@ -269,11 +271,11 @@ def _figure_13(stop: Stop) -> Exhibit:
         {
             "model": row["model"],
             "gpus": f"{row['gpus']} {NAMES[row['node']]}",
-            "system": name,
+            "system": TRAINING[name].title,
             "seconds": row[f"exposed_{name}"],
         }
         for _, row in frame.iterrows()
-        for name in (*BASELINES, "lancet")
+        for name in ("lancet", *BASELINES)
     )
     chart = Chart(
         kind="bars", x="gpus", y="seconds", series="system", facet="model", x_title="", y_title="exposed communication, s"
