@@ -9,7 +9,7 @@ from engine.result import never
 from engine.systems.base import silent
 from tests import everything
 
-SLOW = ()
+SLOW = tuple(("exflow", number) for number in ("Figure 6", "Figure 10", "Figure 12", "Figure 13", "Table III"))
 """(paper, number) of those that take seconds; they are computed where everything is."""
 
 

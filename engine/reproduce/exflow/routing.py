@@ -12,7 +12,7 @@ from engine.compare.synthetic import Recipe, synthetic
 from engine.reproduce.exflow.settings import alpha_stays, place, recorded_problem, recording, setting, settings, stays, strength
 from engine.reproduce.exflow.speed import opening
 from engine.reproduce.exhibits import Chart, Claim, Entry, Exhibit, Opening
-from engine.result import Stop
+from engine.result import Ints, Stop
 from engine.units import share
 from engine.workload import RoutingTrace
 
@@ -32,6 +32,7 @@ OTHER_TEXTS = {
     "Intra-Node": {"C4": 0.997, "Dolma": 0.989, "Yelp": 1.003},
 }
 """Table III: hops that stay on other texts, as a part of those on the Pile."""
+TEXTS = ("code", "prose", "man")
 FALLS, RISES = (-1.0, 0.0), (0.0, 1.0)
 STAND_IN = (
     "The paper's traces are not public: the generator's tokens go on to the follower of their expert as often as makes as many "
@@ -229,18 +230,21 @@ def _figure_13(stop: Stop) -> Exhibit:
     return Exhibit(claims=tuple(claims), rows=rows, chart=chart, note=note)
 
 
+@cache
+def _placed_on(text: str) -> Ints:
+    """int64[layer, expert]: a plan of alpha for eight GPUs in two nodes from half of a text, or from a sixth of "all"."""
+    if text != "all":
+        return place(recording(f"alpha-{text}").halves()[0], 8, 4)
+    mixed = np.concatenate([recording(f"alpha-{text}").halves()[0].experts[::3] for text in TEXTS])
+    return place(RoutingTrace("all", mixed, 16), 8, 4)
+
+
 def carried_over(part: str) -> dict[str, dict[str, float]]:
-    """Share of the hops that stay on one of eight GPUs ("Intra-GPU") or two nodes, by the text planned on and the text counted
-    on, other sequences. "all" is a third of each text."""
-    halves = {text: recording(f"alpha-{text}").halves() for text in ("code", "prose", "man")}
-    plan_on = {text: first for text, (first, _) in halves.items()}
-    mixed = np.concatenate([first.experts[::3] for first in plan_on.values()])
-    plan_on["all"] = RoutingTrace("all", mixed, plan_on["code"].num_experts)
+    """Share of the hops that stay on a GPU ("Intra-GPU") or a node, by the text planned on and the text counted on, which is
+    the other half of it."""
     size = 1 if part == "Intra-GPU" else 4
-    return {
-        text: {other: stays(place(trace, 8, 4), second, size) for other, (_, second) in halves.items()}
-        for text, trace in plan_on.items()
-    }
+    rest = {text: recording(f"alpha-{text}").halves()[1] for text in TEXTS}
+    return {plan: {text: stays(_placed_on(plan), trace, size) for text, trace in rest.items()} for plan in (*TEXTS, "all")}
 
 
 def _table_iii(stop: Stop) -> Exhibit:

@@ -108,7 +108,8 @@ class Setting:
     gpus: int
 
     @cached_property
-    def _problems(self) -> tuple[Problem, Problem]:
+    def problems(self) -> tuple[Problem, Problem]:
+        """The tokens that are timed, and those that plans are made from."""
         model = model_presets()[f"MoE-GPT-{self.model}"].model
         timed = STEP.tokens * self.gpus
         trace = synthetic(model, Recipe(PROFILED + timed, 0.0, strength()))
@@ -121,15 +122,15 @@ class Setting:
     @property
     def problem(self) -> Problem:
         """The tokens that are timed."""
-        return self._problems[0]
+        return self.problems[0]
 
     @cached_property
     def plans(self) -> dict[str, Plan]:
         """Plans made from other tokens: `vanilla`, contiguous blocks; `coherent`, the same run context-coherently (§V-B);
         `exflow`."""
-        vanilla = planned("linear", self._problems[1])
+        vanilla = planned("linear", self.problems[1])
         coherent = vanilla.model_copy(update={"execution": "context-coherent", "claim": None})
-        return {"vanilla": vanilla, "coherent": coherent, "exflow": planned("exflow", self._problems[1])}
+        return {"vanilla": vanilla, "coherent": coherent, "exflow": planned("exflow", self.problems[1])}
 
     @cached_property
     def outside(self) -> float:

@@ -268,8 +268,8 @@ def _figure_10(stop: Stop) -> Exhibit:
         for column, words in (("speedup", ""), ("slower, new tokens", ", ports at a third and only new tokens gathered")):
             best = max(every, key=lambda gpus: every[gpus][column])
             both = (
-                "Two of the changes tested for the number at line rate, both read from the paper. With no placement by affinity "
-                f"besides: {every[best]['slower, new tokens, coherent']:.2f}."
+                "Two of the changes tested for the number at line rate, both read from the paper. With no placement by "
+                f"affinity besides: {every[best]['slower, new tokens, coherent']:.2f}."
             )
             on = f"On {best} GPUs. " * (len(every) > 1)
             why = on + (both if words else _why(every[best])) + more * bool(words)
