@@ -24,13 +24,13 @@ from engine.placement.affinity.kernel import AffinityInstance, affinity
 from engine.placement.transitions import kept, transitions
 from engine.plan import Plan
 from engine.problem import Problem, make_problem
-from engine.result import Ints, Limits, Stop
+from engine.result import Guard, Ints, Limits, Stop
 from engine.serving.roofline import RooflineOperators
 from engine.serving.sizes import TransformerSizes
 from engine.serving.step import ServingStep, seconds_of
 from engine.simulate import simulate
 from engine.systems import SYSTEMS, run
-from engine.systems.options import patient
+from engine.systems.exflow import ExFlowOptions
 from engine.workload import ExpertLoad, RoutingTrace
 
 RECORDINGS = Path(__file__).parents[3] / "sample_traces" / "tiny-moe"
@@ -47,7 +47,7 @@ GPUS_OF_MODEL = {
     "1.3B-16": (8, 16),
 }
 """The seven models of Figure 10 by their end in the catalogue, and the GPUs that they are timed on."""
-SEARCH = Limits(0.5, wall=60)
+SEARCH = Limits(0.5, wall=math.inf)
 ATTENTION_HEAD, VOCABULARY = 64, 50_304
 """Width of a head, and tokens known: usual for GPT of these sizes."""
 
@@ -68,11 +68,19 @@ def recorded_problem(name: str, gpus: int = 8) -> Problem:
     return make_problem(recording(name), wilkes3(gpus), model_presets()[f"tiny-moe-{name.split('-')[0]}"].model, Datasheet())
 
 
+class Unhurried(ExFlowOptions):
+    """ExFlow's options with a time limit of work alone, so that no machine is too busy for the same plan."""
+
+    def guard(self, stop: Stop) -> Guard:
+        return Guard(stop, math.inf)
+
+
 def planned(system: str, problem: Problem) -> Plan:
-    """The plan of `linear` or `exflow`; the same on a busy machine."""
-    options = {} if system == "linear" else {"time_limit": SEARCH.seconds}
-    chosen = SYSTEMS[system]
-    return run(replace(chosen, options=patient(chosen.options)), problem, options).result.solution
+    """The plan of `linear` or `exflow`."""
+    if system == "linear":
+        return run(SYSTEMS[system], problem).result.solution
+    unhurried = replace(SYSTEMS[system], options=Unhurried)
+    return run(unhurried, problem, {"time_limit": SEARCH.seconds}).result.solution
 
 
 def place(trace: RoutingTrace, gpus: int, gpus_per_node: int | None = None) -> Ints:
@@ -102,21 +110,26 @@ def strength() -> float:
 
 @dataclass(frozen=True)
 class Setting:
-    """A model on so many GPUs. model: as in `GPUS_OF_MODEL`"""
+    """A model on so many GPUs, each with so many prompts. model: as in `GPUS_OF_MODEL`"""
 
     model: str
     gpus: int
+    prompts: int = STEP.sequences
+
+    @property
+    def step(self) -> ServingStep:
+        return STEP.model_copy(update={"sequences": self.prompts})
 
     @cached_property
     def problems(self) -> tuple[Problem, Problem]:
         """The tokens that are timed, and those that plans are made from."""
         model = model_presets()[f"MoE-GPT-{self.model}"].model
-        timed = STEP.tokens * self.gpus
+        timed = self.step.tokens * self.gpus
         trace = synthetic(model, Recipe(PROFILED + timed, 0.0, strength()))
         profile, rest = trace.part(np.s_[:PROFILED]), trace.part(np.s_[PROFILED:])
-        rank = (np.arange(timed) // STEP.tokens).astype(np.int32)
+        rank = (np.arange(timed) // self.step.tokens).astype(np.int32)
         rest = replace(rest, sequence=None, source_rank=rank, name=f"{model.name}, {trace.name}")
-        problem = make_problem(rest, wilkes3(self.gpus), model, Datasheet(), serving_step=STEP)
+        problem = make_problem(rest, wilkes3(self.gpus), model, Datasheet(), serving_step=self.step)
         return problem, problem.with_workload(replace(profile, sequence=None))
 
     @property
@@ -140,7 +153,7 @@ class Setting:
         sizes = TransformerSizes(
             **heads, head_size=ATTENTION_HEAD, value_size=ATTENTION_HEAD, dense_d_ff=model.d_ff, vocabulary=VOCABULARY
         )
-        return seconds_of(RooflineOperators(model, sizes, self.problem.cluster.gpus[0]).operators(STEP))
+        return seconds_of(RooflineOperators(model, sizes, self.problem.cluster.gpus[0]).operators(self.step))
 
     def place_of(self, plan: str) -> Ints:
         """int64[layer, expert] of a plan."""
