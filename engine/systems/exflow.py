@@ -14,7 +14,7 @@ from pydantic import Field
 
 from engine.errors import InputError
 from engine.network import off_diagonal
-from engine.placement.affinity.kernel import AffinityInstance, affinity
+from engine.placement.affinity.kernel import AffinityInstance, affinity, affinity_printed
 from engine.placement.transitions import executed_hops, kept, transitions
 from engine.plan import SendOrder
 from engine.problem import Problem
@@ -28,9 +28,10 @@ from engine.workload import RoutingTrace
 
 
 class ExFlowOptions(Options):
-    stages: Literal["joint", "staged", "flat"] = Field(
+    stages: Literal["joint", "staged", "flat", "printed"] = Field(
         "joint",
-        description="on nodes of several GPUs: weigh both kinds of hops together, first nodes then GPUs, or ignore nodes",
+        description="on nodes of several GPUs: weigh both kinds of hops together, first nodes then GPUs, or ignore nodes; "
+        "printed: the paper's integer program, first nodes then GPUs, of small problems",
     )
     execution: Execution = "context-coherent"
     hops: Literal["executed", "all", "first"] = Field(
@@ -49,7 +50,8 @@ def exflow(problem: Problem, options: ExFlowOptions, stop: Stop, report: Report)
     instance = instance_of(problem, counts, options.stages)
     # With one expert per token hops are all that there is; if hops have two prices the search knows only hops between layers.
     executed = options.hops == "executed" and options.execution == "context-coherent"
-    executed = executed and (problem.workload.k or 0) > 1 and instance.nodes == 1
+    printed = options.stages == "printed"
+    executed = executed and (problem.workload.k or 0) > 1 and instance.nodes == 1 and not printed
     if executed:
         instance = executed_instance(problem)
     # Every placement with equal numbers of experts takes as much memory.
@@ -61,7 +63,11 @@ def exflow(problem: Problem, options: ExFlowOptions, stop: Stop, report: Report)
 
     report(0.05, "placing experts by affinity", None, None)
     guard, staged = options.guard(stop), options.stages == "staged"
-    result = affinity(instance, Limits(options.time_limit, wall=math.inf, seed=options.seed), guard, report=tell, staged=staged)
+    limits = Limits(options.time_limit, wall=math.inf, seed=options.seed)
+    if printed:
+        result = affinity_printed(instance, limits, guard)
+    else:
+        result = affinity(instance, limits, guard, report=tell, staged=staged)
     place = near_the_sources(result.solution, problem) if executed else result.solution
     placement = to_placement(place, problem)
     executions = "vanilla", "context-coherent"

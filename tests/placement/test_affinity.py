@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
 from engine.errors import IllegalError, InputError
-from engine.placement.affinity.exact import chain_optimum
-from engine.placement.affinity.kernel import AffinityInstance, affinity
+from engine.placement.affinity import exact
+from engine.placement.affinity.exact import chain_optimum, printed_program
+from engine.placement.affinity.kernel import AffinityInstance, affinity, affinity_printed
 from engine.placement.affinity.moves import Prices, cross, divide_anew
 from engine.placement.affinity.search import best_layer, gpu_of_expert, greedy_chain, held_by_gpu, polish, rearranged, search
 from engine.placement.transitions import kept, transitions
@@ -263,3 +264,72 @@ def test_transitions_of_nothing_and_of_nonsense():
             transitions(wrong, 4)
     with pytest.raises(InputError, match="belong together"):
         kept(np.zeros((2, 4), dtype=np.int64), np.zeros((1, 5, 5)))
+
+
+# The paper's integer program
+
+
+@pytest.mark.parametrize(
+    ("layers", "experts", "gpus", "node", "kind"),
+    [
+        (3, 4, 2, None, "integer"),
+        (3, 4, 4, None, "float"),
+        (2, 6, 3, None, "sparse"),
+        (2, 4, 2, 1, "integer"),
+        (2, 4, 4, 2, "float"),
+    ],
+)
+def test_the_printed_program_reaches_the_optimum_of_small_instances(layers, experts, gpus, node, kind):
+    instance = AffinityInstance(random_counts(layers, experts, 5, kind), gpus, node, 2.0, 7.0)
+    result, places = affinity_printed(instance, Limits(60)), every_placement(layers, experts, gpus)
+    _, node_hops, _ = check(result, instance)
+    if node == 2:  # two programs: the first has fewest hops between nodes, and both together prove nothing
+        assert node_hops == pytest.approx(min(instance.hops(place)[0] for place in places))
+        assert result.status is not Status.OPTIMAL and result.bound <= min(instance.cost(place) for place in places) + 1e-9
+    else:
+        assert result.status is Status.OPTIMAL and result.objective == pytest.approx(affinity(instance).objective)
+        assert result.bound == result.objective == pytest.approx(min(instance.cost(place) for place in places))
+
+
+def test_one_variable_for_all_tokens_of_a_hop_is_the_program_token_by_token():
+    """Equation 8 with a variable for every token, by another solver."""
+    milp, rng = importlib.import_module("scipy.optimize").milp, np.random.default_rng(0)
+    tokens = rng.integers(0, 4, (30, 3))
+    held = np.arange(3 * 4 * 2).reshape(3, 4, 2)
+    rows, variables = [], held.size + 30 * 2
+    for number, (token, layer) in enumerate(product(range(30), range(2))):
+        here, there = held[layer, tokens[token, layer]], held[layer + 1, tokens[token, layer + 1]]
+        for gpu, sign in product(range(2), (1, -1)):
+            row = np.zeros(variables)
+            row[[here[gpu], there[gpu], held.size + number]] = sign, -sign, -1
+            rows.append((row, -np.inf, 0))
+    for group, right in [*((held[layer, expert], 1) for layer, expert in product(range(3), range(4)))] + [
+        (held[layer, :, gpu], 2) for layer, gpu in product(range(3), range(2))
+    ]:
+        row = np.zeros(variables)
+        row[group] = 1
+        rows.append((row, right, right))
+    cost = np.arange(variables) >= held.size
+    limits = [np.array(column) for column in zip(*rows, strict=True)]
+    answer = milp(cost.astype(float), constraints=limits, integrality=np.ones(variables), bounds=(0, 1))
+    place, bound, proven = printed_program(transitions(tokens[:, :, None].astype(np.int16), 4), 2, Limits(60))
+    assert (
+        proven
+        and bound == pytest.approx(answer.fun)
+        and check_affinity(place, transitions(tokens[:, :, None], 4), 2)[0] == bound
+    )
+
+
+def test_a_printed_program_ends_with_a_legal_answer_and_refuses_to_outgrow_the_memory(monkeypatch):
+    instance = AffinityInstance(permutation_affinity(6, 16, 2000), 8, 4, 1.0, 9.0)
+    stopped = affinity_printed(instance, Limits(60), lambda: True)
+    assert stopped.status is Status.CANCELLED and check(stopped, instance)
+    short = affinity_printed(instance, Limits(0.05))
+    assert (
+        short.status is Status.TIME_LIMIT
+        and short.bound <= affinity(instance, Limits(0.5)).objective
+        and check(short, instance)
+    )
+    monkeypatch.setattr(exact, "MOST_ROWS", 100)
+    with pytest.raises(InputError, match=r"inequalities \(at most 100\); use stages=staged"):
+        affinity_printed(instance)

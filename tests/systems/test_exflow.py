@@ -53,7 +53,7 @@ def kept_share(gpu_of_expert: np.ndarray, trace: RoutingTrace, gpus: int, first_
 @given(
     problems(),
     st.sampled_from(("context-coherent", "vanilla")),
-    st.sampled_from(("joint", "staged", "flat")),
+    st.sampled_from(("joint", "staged", "flat", "printed")),
     st.sampled_from(("all", "first")),
 )
 def test_a_plan_is_legal_and_takes_what_the_validator_says(problem, execution, stages, hops):
@@ -120,6 +120,19 @@ def test_planted_affinity_is_found_and_nothing_moves_after_the_first_layer(seed,
     assert "100 % of hops stay" in outcome.notes["affinity"].value
     assert check_plan(plan, problem) == pytest.approx(outcome.result.objective, rel=1e-9)
     assert outcome.result.objective < exflow(problem, execution="vanilla").result.objective
+
+
+@pytest.mark.parametrize(("name", "nodes"), [("alpha-code", False), ("beta-code", True)])
+def test_the_papers_program_is_a_choice_that_says_how_good_it_is(name, nodes):
+    """Also with two experts a token, of which it counts hops between all choices."""
+    cluster = samples.in_nodes(4, 2, 1e8) if nodes else FOUR
+    problem = samples.sample_problem(name, tokens=200, cluster=cluster)
+    outcome = exflow(problem, stages="printed")
+    counts = transitions(problem.workload.experts, 16)
+    _, node_hops, gpu_hops = check_affinity(outcome.result.solution.placement.gpu_of_expert, counts, 4, 2 if nodes else None)
+    assert f"{share(1 - (node_hops + gpu_hops) / counts.sum())} of hops stay on their GPU" in outcome.notes["affinity"].value
+    assert "above its proven bound" in outcome.notes["cost of hops"].value
+    assert outcome.result.provenance.options["stages"] == "printed"
 
 
 # Nodes

@@ -1,8 +1,12 @@
-"""Affinity placement, exact where that is cheap: one expert to a GPU, or few experts.
+"""Affinity placement, exact where that is cheap: one expert to a GPU, or few experts; and ExFlow's integer program as printed.
 
 With one expert to a GPU and one price for every hop only the identity of experts across layers matters, so each pair of
 layers is an assignment problem of its own. Otherwise a placement of a layer is a state and the layers form a chain:
 dynamic programming over balanced placements, those that differ only by renaming equal GPUs counted once.
+
+The program (equations 8 to 12) has a variable for every hop of every token. Those of tokens that make the same hop are equal
+in every optimum, so one stands for all of them, with their number as its cost. Equations 11 and 12 are printed with the same
+expert on both sides; meant are the experts of the token in the two layers.
 """
 
 from itertools import pairwise, permutations, product
@@ -10,10 +14,15 @@ from math import factorial
 
 import numpy as np
 
-from engine.result import Floats, Ints, Stop, never
+from engine.errors import InputError
+from engine.result import Floats, Ints, Limits, Stop, never
 
 CHUNK = 4_000_000
 """Table entries computed at a time."""
+MOST_ROWS = 2_000_000
+"""Inequalities of a printed program: two gigabytes of CP-SAT."""
+WHOLE = 2.0**40
+"""Sum of the costs of a program whose counts are no whole numbers."""
 
 
 def one_expert_per_gpu(transitions: Floats) -> Ints:
@@ -107,3 +116,50 @@ def _renamings(gpus: int, gpus_per_node: int) -> Ints:
             for orders in product(inside, repeat=len(names))
         ]
     )
+
+
+def printed_program(transitions: Floats, groups: int, limits: Limits, stop: Stop = never) -> tuple[Ints, float, bool]:
+    """Equations 8 to 12 of ExFlow by CP-SAT: (placement int64[layer, expert] in equal groups, hops between groups that no
+    placement undercuts, True if proven). It starts from contiguous blocks, so that there is always an answer.
+
+    transitions: float64[layer - 1, expert, expert]
+    groups: nodes or GPUs, a divisor of the number of experts
+
+    Raises InputError for a program that would not fit the memory.
+    """
+    from ortools.sat.python.cp_model import FEASIBLE, OPTIMAL, CpModel, LinearExpr
+
+    from engine.solver import solve
+
+    layers, experts = len(transitions) + 1, transitions.shape[1]
+    hops = np.argwhere(transitions > 0)
+    if (rows := 2 * len(hops) * groups) > MOST_ROWS:
+        raise InputError(
+            f"the printed program would have {rows:,} inequalities (at most {MOST_ROWS:,}); use stages=staged, or fewer "
+            "layers, experts or GPUs"
+        )
+    counts = transitions[tuple(hops.T)]
+    scale = 1.0 if (counts == np.rint(counts)).all() else WHOLE / counts.sum()
+    costs = np.rint(counts * scale).astype(np.int64)
+    linear = np.arange(experts) // (experts // groups)
+    model = CpModel()
+    held = [[[model.new_bool_var("") for _ in range(groups)] for _ in range(experts)] for _ in range(layers)]
+    for of_layer in held:
+        for of_expert in of_layer:
+            model.add_exactly_one(of_expert)
+        for of_group in zip(*of_layer, strict=True):
+            model.add(LinearExpr.sum(of_group) == experts // groups)
+    leaves = [model.new_bool_var("") for _ in hops]
+    for (layer, expert, following), leaving in zip(hops.tolist(), leaves, strict=True):
+        for here, there in zip(held[layer][expert], held[layer + 1][following], strict=True):
+            model.add(leaving >= here - there)
+            model.add(leaving >= there - here)
+    model.minimize(LinearExpr.weighted_sum(leaves, costs.tolist()))
+    hint = {held[at][e][g]: int(linear[e] == g) for at in range(layers) for e in range(experts) for g in range(groups)}
+    hint |= {leaving: int(linear[hop[1]] != linear[hop[2]]) for hop, leaving in zip(hops, leaves, strict=True)}
+    answer, solver = solve(model, limits, stop, hint=hint)
+    if answer not in (OPTIMAL, FEASIBLE):
+        return np.tile(linear, (layers, 1)), 0.0, False
+    place = np.array([[[solver.value(var) for var in of_expert] for of_expert in of_layer] for of_layer in held]).argmax(axis=2)
+    lost = 0.0 if scale == 1.0 else len(hops) / 2
+    return place, max((solver.best_objective_bound - lost) / scale, 0.0), answer == OPTIMAL

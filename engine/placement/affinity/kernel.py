@@ -20,7 +20,7 @@ import numpy as np
 
 from engine.errors import InputError
 from engine.placement.affinity import bounds
-from engine.placement.affinity.exact import chain_optimum, chain_work, one_expert_per_gpu
+from engine.placement.affinity.exact import chain_optimum, chain_work, one_expert_per_gpu, printed_program
 from engine.placement.affinity.moves import Prices, divide_anew
 from engine.placement.affinity.search import greedy_chain, polish, search
 from engine.placement.transitions import transitions as hops_of
@@ -199,6 +199,31 @@ def affinity(
     return answer(status_of(proven, stop, time.perf_counter() - start > BOUND_CAP * wall), best, bound)
 
 
+def affinity_printed(instance: AffinityInstance, limits: Limits = Limits(), stop: Stop = never) -> Result[Ints]:
+    """The paper's placement: its integer program for nodes, then for the GPUs of each; answers as `affinity` has them.
+
+    The bound is the better of the program's own and the spectral one. Status OPTIMAL if one program decided all and proved its
+    answer. Raises InputError for a program that is too large.
+    """
+    start = time.perf_counter()
+    flat = instance.nodes == 1 or instance.node_size == 1
+    groups = instance.gpus if flat else instance.nodes
+    half = limits if flat else replace(limits, seconds=limits.seconds / 2)
+    place, least, proven = printed_program(instance.transitions, groups, half, stop)
+    if not flat:
+        each = replace(half, seconds=half.seconds / groups)
+        place = _within_nodes(instance, place, lambda inner, _: printed_program(inner, instance.node_size, each, stop)[0])
+    fits = bounds.SECONDS_PER_SPECTRUM * instance.experts**3 <= SPECTRA_SHARE * limits.seconds
+    until = time.perf_counter() + (SPECTRA_SHARE * limits.wall_seconds if fits else 0.0)
+    price = instance.cost_gpu if instance.nodes == 1 else instance.cost_node
+    bound = max(least * price, _Bound(instance, instance.prices(), stop, until).cost())
+    objective, proven = instance.cost(place), proven and flat
+    bound = objective if proven else min(bound, objective)
+    options = {"printed": True, "time_limit": limits.seconds}
+    status = status_of(proven, stop, not proven)
+    return result_of("affinity-printed", start, status, objective, bound, place, options, limits.seed)
+
+
 class _Incumbent:
     """The best placement so far, int64[layer, expert], and the bound; improvements of either are reported.
 
@@ -274,15 +299,27 @@ def _in_stages(instance: AffinityInstance, seconds: float, deadline: float, seed
     start = time.perf_counter()
     halfway = start + (deadline - start) / 2
     node_of_expert = _fewest_hops(instance.transitions, instance.nodes, seconds / 2, halfway, seed, stop)
+
+    def inner(counts: Floats, node: int) -> Ints:
+        now = time.perf_counter()
+        until = now + (deadline - now) / (instance.nodes - node)
+        return _fewest_hops(counts, instance.node_size, seconds / 2 / instance.nodes, until, seed + node, stop)
+
+    return _within_nodes(instance, node_of_expert, inner)
+
+
+def _within_nodes(instance: AffinityInstance, node_of_expert: Ints, inner: Callable[[Floats, int], Ints]) -> Ints:
+    """The placement int64[layer, expert] of experts on the GPUs of their nodes.
+
+    node_of_expert: int64[layer, expert]
+    inner: places the experts of a node, from their hops float64[layer - 1, expert, expert] and its number
+    """
     place = np.empty_like(node_of_expert)
     layers = np.arange(instance.layers)[:, None]
     for node in range(instance.nodes):
         here = np.nonzero(node_of_expert == node)[1].reshape(instance.layers, -1)
         counts = instance.transitions[layers[:-1, :, None], here[:-1, :, None], here[1:, None, :]]
-        left = instance.nodes - node
-        until = time.perf_counter() + (deadline - time.perf_counter()) / left
-        inner = _fewest_hops(counts, instance.node_size, seconds / 2 / instance.nodes, until, seed + node, stop)
-        place[layers, here] = node * instance.node_size + inner
+        place[layers, here] = node * instance.node_size + inner(counts, node)
     return place
 
 
