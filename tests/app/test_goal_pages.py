@@ -263,6 +263,8 @@ def test_a_mixed_cluster_is_served_with_sequences_by_speed(sample: AppTest) -> N
     pages.press(pages.visit(sample, "optimise"), SERVE)
     assert len({gpu.type for gpu in sample.session_state["cluster"].gpus}) > 1 and not sample.error
     assert sample.session_state["serving"] == usual_serving()
+    said = [f"on each {kind}" for kind in dict.fromkeys(gpu.type for gpu in sample.session_state["cluster"].gpus)]
+    assert all(each in pages.said(sample.caption) for each in ("by their speed", *said))
     assert pages.metrics(sample).keys() >= {"Simulated time per token", "Tokens/s per GPU", "Above the order bound"}
     assert pages.gain(sample) == {"Deployed now": "1×"}
 
