@@ -137,7 +137,7 @@ def _slots_as_text(content: dict[str, Any]) -> str:
     cells = {
         "slots": lambda row: f"{row['slots']}" + (" ←" if row["slots"] == chosen["slots"] else ""),
         "spare": "spare",
-        "a GPU": "slots_of_gpu",
+        "a GPU": lambda row: f"{row['slots_of_gpu'] - 1} or " * (not row["even"]) + f"{row['slots_of_gpu']}",
         "balanced": lambda row: f"{row['balancedness']:.3f}",
         "as planned": lambda row: f"{row['planned_balancedness']:.3f}",
         "time": lambda row: seconds(row["seconds"]),

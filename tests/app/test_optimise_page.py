@@ -292,13 +292,13 @@ def test_advice_is_planned_on_the_open_recording_judged_held_out_and_taken(short
     assert f"**{number} spare slot" in said(short.markdown) and result["knee"]["reason"] in said(short.markdown)
     assert "lop-sided, earlier half" in said(short.caption)
     table = short.dataframe[0].value
-    assert len(table) == len(result["points"]) and table["Spare per GPU"].iloc[0] == "+0"
+    assert len(table) == len(result["points"]) and table["Per GPU"].iloc[0] == "+0" and table["Spare in all"].iloc[0] == "0"
     press(short, "Use it")
     ticked = {box.label.split("**")[1]: box.value for box in short.checkbox if box.label.startswith("**")}
     assert ticked["Replication (EPLB)"]
 
     def spare() -> NumberInput:
-        return next(box for box in short.number_input if box.label == "Spare slots per GPU" and "eplb" in box.key)
+        return next(box for box in short.number_input if box.label == "Spare slots" and "eplb" in box.key)
 
     assert spare().value == number
     # A number typed over it counts, until advice is taken again.
@@ -336,7 +336,7 @@ def test_the_chart_marks_the_advised_number() -> None:
     assert "95 % interval +7.0 % to +11.0 %" in curve.hovertext[1]
     assert curve.y == pytest.approx([0, 9, 10]) and advised.x == (1,) and advised.text == ("advised",)
     assert figure.layout.title.text == "1 spare slot per GPU brings 9.0 % for 8 MB on all GPUs"
-    assert figure.layout.xaxis.ticktext == ("+0<br>0", "+1<br>8", "+2<br>16")
+    assert figure.layout.xaxis.ticktext == ("0<br>+0<br>0", "8<br>+1<br>8", "16<br>+2<br>16")
     assert "held out" in figure.layout.yaxis.title.text
 
 
