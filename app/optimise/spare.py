@@ -20,6 +20,8 @@ from engine.problem import Problem
 from engine.systems import System
 from engine.systems.options import Value
 
+HALF = 132
+"""Pixels of an input of which two stand in a row."""
 KIND, SYSTEM, OPTION, COUNTED = "redundancy", "eplb", "redundant", "spare"
 
 
@@ -50,8 +52,10 @@ def option_inputs(prefix: str, system: System, problem: Problem) -> dict[str, Va
         key, default = default_of(system.name, name)
         if name == OPTION:
             row = st.container(horizontal=True, vertical_alignment="bottom", gap="small")
-        with row if row is not None and name in (OPTION, COUNTED) else contextlib.nullcontext():
-            values[name] = kept.option_input(f"{prefix}-{key}", system.options, name, default)
+        in_row = row is not None and name in (OPTION, COUNTED)
+        with row if in_row else contextlib.nullcontext():
+            width = HALF if in_row else 180
+            values[name] = kept.option_input(f"{prefix}-{key}", system.options, name, default, width)
         if name == COUNTED and values[name] == "in all":
             experts, gpus = problem.workload.num_experts, len(problem.cluster.gpus)
             spare = min(values[OPTION], experts * (gpus - 1))

@@ -218,7 +218,8 @@ def serve(
         moe = len(model.moe_layers) * inside
         rest, last = whole - moe, int(whole.argmax())
         outside = float(whole[last] + (moe.max() - moe[last]) + (rest.max() - rest[last]))
-    operators = timed[shares[int(whole.argmax())]]
+    inner, outer = (timed[shares[int(each.argmax())]] for each in (inside, whole - inside * len(work.dispatch)))
+    operators = outer if inner is outer else operators_of_both(inner, outer, model)
     timeline = log.timeline(problem, plan.travel)
     memory, of_types = memory_of(held, problem.cluster, model, sizes, step, dealt), sequences_of_types(dealt, problem.cluster)
     # Busy seconds of the MoE steps by kind, of all batches: an all-to-all from its first start to its last end, a computation
@@ -306,6 +307,18 @@ def _inside_layer(operators: tuple[Operator, ...], model: MoEModel) -> float:
         for operator in operators
         if operator.kind not in OUTSIDE_MOE_LAYERS
     )
+
+
+def operators_of_both(inner: tuple[Operator, ...], outer: tuple[Operator, ...], model: MoEModel) -> tuple[Operator, ...]:
+    """The operators inside MoE layers of one GPU, and all others of another: each as long as a step waits for it."""
+    moe, rows = len(model.moe_layers), []
+    for operators, inside in ((outer, False), (inner, True)):
+        for row in operators:
+            share = 0.0 if row.kind in OUTSIDE_MOE_LAYERS else 1.0 if row.kind in IN_MOE_LAYERS else moe / model.layers
+            part = share if inside else 1 - share
+            if part:
+                rows.append(replace(row, seconds=part * row.seconds, layers=max(1, round(part * row.layers))))
+    return tuple(rows)
 
 
 def around_layers(operators: tuple[Operator, ...], model: MoEModel, layers: int) -> tuple[float, float, float]:

@@ -191,6 +191,7 @@ def test_gpus_of_several_types_divide_the_sequences_by_their_speed():
     slow, fast = 2e-3 * dealt[0], 1e-3 * dealt[2]
     slowest = 4 * max(slow, fast) + max(slow + 2 * 0.5e-3, fast + 0.5e-3)  # MoE layers, then the dense one and the head
     assert served.figures.seconds == pytest.approx(slowest + sum(served.figures.moe.values()), rel=1e-3)
+    assert sum(served.figures.parts.values()) == pytest.approx(served.figures.seconds)
     assert served.figures.bound <= served.figures.seconds * (1 + 1e-9)
     even = serve(plan, problem, STEP, source, SIZES, dealt=np.full(4, 8)).figures
     assert even.seconds > served.figures.seconds
