@@ -145,20 +145,21 @@ def option_key(system: str, name: str) -> str:
     return f"option-{system}-{name}"
 
 
-def option_input(system: str, options: type[Options], name: str, default: Value | None = None) -> Value:
+def option_input(system: str, options: type[Options], name: str, default: Value | None = None, width: int = 180) -> Value:
     """The input widget of an option by its name, by its schema.
 
     system: tells systems apart, also those of one name for different goals
     default: replaces the option's own
+    width: of an input that is no box to tick; pixels
     """
     schema = options.schemas()[name]
     key, label = option_key(system, name), schema["title"]
     value = schema["default"] if default is None else default
     if "enum" in schema:
         choices = schema["enum"]
-        return selectbox(label, choices, choices.index(value), key=key, help=schema["description"], width=180)
+        return selectbox(label, choices, choices.index(value), key=key, help=schema["description"], width=width)
     if schema["type"] == "boolean":
         return checkbox(label, value, key=key, help=schema["description"])
     kind = {"integer": int, "number": float}[schema["type"]]
     low, high = (None if schema.get(limit) is None else kind(schema[limit]) for limit in ("minimum", "maximum"))
-    return number_input(label, low, high, kind(value), key=key, help=schema["description"], width=180)
+    return number_input(label, low, high, kind(value), key=key, help=schema["description"], width=width)

@@ -44,14 +44,9 @@ with left:
             wanted.append(system)
 with middle:
     for system in wanted:
-        names = system.options.model_fields
-        if not names:
-            continue
-        st.markdown(f"**{system.title}**")
-        options[system.name] = {}
-        for name in names:
-            key, default = spare.default_of(system.name, name)
-            options[system.name][name] = kept.option_input(f"{aim}-{key}", system.options, name, default)
+        if system.options.model_fields:
+            st.markdown(f"**{system.title}**")
+            options[system.name] = spare.option_inputs(aim, system, problem)
 with right:
     if aim in (goal.ONE, goal.SERVE):
         goal.choose_context(problem)

@@ -241,15 +241,14 @@ BAND = "rgba(0,137,123,0.3)"
 
 
 def spare_slots(points: Sequence[RedundancyPoint], advised: Knee | None, held_out: bool) -> go.Figure:
-    """Gain over the fewest slots with its interval, a point for every number of them that engines accept.
+    """Gain over the fewest slots with its interval, a point for every number of them, hollow where engines do not take it.
 
     points: fewest slots first, at least one
     advised: None: not known yet
     held_out: True if the points are judged on other recordings than the one planned on
     """
     factor, unit = scale_of(max(points[-1].memory_bytes, 1.0), SIZE)
-    places = list(range(len(points)))
-    fewest = points[0].slots_of_gpu
+    places, all_even = list(range(len(points))), all(point.even for point in points)
     figure = go.Figure()
     y = [100 * bound for bound in (*(at.interval[0] for at in points), *(at.interval[1] for at in reversed(points)))]
     x = [*places, *reversed(places)]
@@ -261,7 +260,7 @@ def spare_slots(points: Sequence[RedundancyPoint], advised: Knee | None, held_ou
         y=[100 * point.gain for point in points],
         mode="lines+markers",
         line={"color": TEAL, "width": 2},
-        marker={"size": 8},
+        marker={"size": 8, "symbol": ["circle" if point.even else "circle-open" for point in points]},
         hovertext=[_hover(point) for point in points],
         hoverinfo="text",
         showlegend=False,
@@ -280,15 +279,23 @@ def spare_slots(points: Sequence[RedundancyPoint], advised: Knee | None, held_ou
             )
     figure.add_hline(0, line={"color": NEUTRAL, "width": 1})
     figure.update_xaxes(
-        title=f"spare slots per GPU (engines give every GPU as many), and their memory on all GPUs in {unit}",
+        title=f"spare slots in all, per GPU, and their memory in {unit}" + "; hollow: no engine takes it" * (not all_even),
         tickvals=places,
-        ticktext=[f"+{point.slots_of_gpu - fewest}<br>{digits(point.memory_bytes / factor)}" for point in points],
+        ticktext=[
+            f"{point.spare:,}<br>{spare_per_gpu(point, points[0])}<br>{digits(point.memory_bytes / factor)}" for point in points
+        ],
         showgrid=False,
         zeroline=False,
         range=[-0.5, len(points) - 0.5],
     )
     figure.update_yaxes(title=f"gain {'held out' if held_out else 'in sample'}, %", zeroline=False)
     return finish(figure, _finding(points, advised), HEIGHT)
+
+
+def spare_per_gpu(point: RedundancyPoint, fewest: RedundancyPoint) -> str:
+    """`+1`, or `+0 or 1` where some GPUs have one slot more."""
+    most = point.slots_of_gpu - fewest.slots_of_gpu
+    return f"+{most}" if point.even else f"+{most - 1} or {most}"
 
 
 def _hover(point: RedundancyPoint) -> str:

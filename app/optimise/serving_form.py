@@ -4,12 +4,13 @@ from typing import get_args
 
 import streamlit as st
 
-from app import state, widgets
+from app import cached, state, widgets
 from app.cached import ModelBeside
 from app.tables import plain
+from engine.compare.held_out import phase_of
 from engine.errors import InputError
 from engine.model import MoEModel
-from engine.serving.sizes import usual_serving
+from engine.serving.sizes import named_serving, usual_serving
 from engine.serving.step import Phase, ServingStep
 
 PHASES: dict[Phase, str] = {"decode": "Decode, a token of each sequence", "prefill": "Prefill, whole prompts"}
@@ -18,8 +19,18 @@ MOST_SEQUENCES, MOST_TOKENS = 100_000, 10_000_000
 
 
 def open_serving() -> None:
-    """Look at serving: at the step last described for the open model, or a usual one."""
-    state.open_serving(state.serving_of_model() or usual_serving())
+    """Look at serving: at the step last described for the open model, or the one that the recording's name tells, or a usual
+    one."""
+    state.open_serving(state.serving_of_model() or _told()[0])
+
+
+def _told() -> tuple[ServingStep, str]:
+    """The step with the phase and lengths that the open recording tells, and the recording's name; none if it tells nothing."""
+    recording, model = cached.workload(), state.session.model
+    if recording is None or model is None or cached.model_fault(recording, model) is not None:
+        return usual_serving(), ""
+    step = named_serving(recording.name, phase_of(recording))
+    return step, "" if step == usual_serving(step.phase) else recording.name
 
 
 def follow_model() -> None:
@@ -31,7 +42,7 @@ def follow_model() -> None:
 def form() -> None:
     """Inputs for the step. An impossible value is refused here, and the last valid step stays."""
     step = state.serving()
-    key = f"serving-{state.session.model.digest[:12]}-{step.phase}"
+    key = state.visit.widget_key(_key(step))
     with st.container(border=True):
         phase = widgets.segments("Step", list(PHASES), PHASES.__getitem__, default=step.phase, required=True, key=key)
         if phase != step.phase:
@@ -39,6 +50,9 @@ def form() -> None:
             st.rerun()
         with st.container(horizontal=True, vertical_alignment="bottom"):
             values = step.model_dump() | _sizes_form(step, key) | _kernels(step, key)
+        told, name = _told()
+        if name:
+            _as_told(step, told, name)
     try:
         wanted = ServingStep.from_dict(values, "serving step")
     except InputError as error:
@@ -47,6 +61,23 @@ def form() -> None:
     if wanted != step:
         state.open_serving(wanted)
         st.rerun()
+
+
+def _as_told(step: ServingStep, told: ServingStep, name: str) -> None:
+    """Say that the lengths are those in the recording's name, or offer them."""
+    lengths = f"{told.context:,} tokens in" + f", {told.output:,} out" * (told.phase == "decode")
+    fields = {"phase", "context", "output"} - ({"output"} if told.phase == "prefill" else set())
+    if step.model_dump(include=fields) == told.model_dump(include=fields):
+        st.caption(f"{told.phase.capitalize()}, {lengths}: by the name of {plain(name)}.")
+    elif st.button(f"By the name of {plain(name)}: {told.phase}, {lengths}", type="tertiary", icon=":material/label:"):
+        sequences = step.sequences if step.phase == told.phase else told.sequences
+        state.open_serving(step.model_copy(update=told.model_dump(include=fields) | {"sequences": sequences}))
+        state.visit.draw_anew([_key(told)])
+        st.rerun()
+
+
+def _key(step: ServingStep) -> str:
+    return f"serving-{state.session.model.digest[:12]}-{step.phase}"
 
 
 def _sizes_form(step: ServingStep, key: str) -> dict[str, int]:

@@ -82,8 +82,9 @@ def verdict(row: Row, comparison: Comparison, problem: Problem, narrow: bool = F
 def memory(row: Row) -> None:
     """Memory of a plan in the step, and a warning if it does not fit."""
     step, memory = row.figures.step, row.figures.memory
+    dealt = f", by their speed {plain(row.figures.dealt_in_words)}" if row.figures.dealt else ""
     st.caption(
-        f"{plain(row.plan.name)}, {plain(step_in_words(step))}. The fullest GPU holds {units.size(memory.total)}, "
+        f"{plain(row.plan.name)}, {plain(step_in_words(step))}{dealt}. The fullest GPU holds {units.size(memory.total)}, "
         f"{units.share(memory.total / memory.room)} of the {units.size(memory.room)} that it has room for: "
         f"{memory.in_words}. A tenth of every GPU is kept for activations, buffers and the runtime."
     )
@@ -91,7 +92,7 @@ def memory(row: Row) -> None:
         most = memory.most_sequences(step)
         advice = "Not even one sequence does: add GPUs or take larger ones."
         if most:
-            advice = f"At most {most:,} sequences per GPU do."
+            advice = f"At most {most:,} sequences per GPU{', in the mean,' * bool(row.figures.dealt)} do."
         st.warning(
             f"It does not fit: {units.size(memory.total)} on a GPU with room for {units.size(memory.room)}. {advice} The "
             "times hold as if it did.",
@@ -130,8 +131,8 @@ def as_text(comparison: Comparison) -> pd.DataFrame:
     figures = [row.figures for row in rows]
     factor, unit = units.scale_of(max(served.seconds for served in figures), units.TIME)
     memory, memory_unit = units.scale_of(figures[0].memory.room, units.SIZE)
-    room = figures[0].memory.room / memory
-    step = figures[0].step
+    rooms = sorted({served.memory.room / memory for served in figures})
+    room, step = " or ".join(dict.fromkeys(map(units.digits, rooms))), figures[0].step
     columns = {
         "": [mark(row.plan.id == state.session.plan) for row in rows],
         "Plan": [row.plan.name for row in rows],
@@ -144,9 +145,7 @@ def as_text(comparison: Comparison) -> pd.DataFrame:
         "Tokens/s/GPU": [units.digits(served.tokens_per_second) for served in figures],
         f"Bound, {unit}": [units.digits(served.bound / factor) for served in figures],
         "Above the bound": [units.share(relative_gap(served.seconds, served.bound)) for served in figures],
-        f"Fullest GPU, of {units.digits(room)} {memory_unit}": [
-            units.digits(served.memory.total / memory) for served in figures
-        ],
+        f"Fullest GPU, of {room} {memory_unit}": [units.digits(served.memory.total / memory) for served in figures],
         "Room for sequences": [f"{served.memory.most_sequences(step):,}" for served in figures],
     }
     return pd.DataFrame(columns)

@@ -1,5 +1,6 @@
 """The worth of spare slots against their memory: the advisor, and its advice as an option of Replication (EPLB)."""
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -14,10 +15,14 @@ from engine import units
 from engine.compare.judge import CONFIDENCE
 from engine.compare.redundancy import Knee, RedundancyPoint
 from engine.jobs.judgements import RedundancyAnswer
+from engine.plan import redundant_experts
 from engine.problem import Problem
+from engine.systems import System
 from engine.systems.options import Value
 
-KIND, SYSTEM, OPTION = "redundancy", "eplb", "redundant"
+HALF = 132
+"""Pixels of an input of which two stand in a row."""
+KIND, SYSTEM, OPTION, COUNTED = "redundancy", "eplb", "redundant", "spare"
 
 
 def key_of(system: str) -> str:
@@ -33,17 +38,43 @@ def is_advised(system: str) -> bool:
 
 def default_of(system: str, option: str) -> tuple[str, Value | None]:
     """Key and default of an option's input: the advised number if that was taken; else None, for the option's own."""
-    if not (is_advised(system) and option == OPTION):
+    if not (is_advised(system) and option in (OPTION, COUNTED)):
         return system, None
-    return key_of(system), state.visit.advised_spare[0]
+    return key_of(system), state.visit.advised_spare[0] if option == OPTION else "per GPU"
+
+
+def option_inputs(prefix: str, system: System, problem: Problem) -> dict[str, Value]:
+    """The inputs of a system's options, and their values by name: a number of spare slots stands in a row with how it counts,
+    and says so where engines do not take it."""
+    values: dict[str, Value] = {}
+    row = None
+    for name in system.options.model_fields:
+        key, default = default_of(system.name, name)
+        if name == OPTION:
+            row = st.container(horizontal=True, vertical_alignment="bottom", gap="small")
+        in_row = row is not None and name in (OPTION, COUNTED)
+        with row if in_row else contextlib.nullcontext():
+            width = HALF if in_row else 180
+            values[name] = kept.option_input(f"{prefix}-{key}", system.options, name, default, width)
+        if name == COUNTED and values[name] == "in all":
+            experts, gpus = problem.workload.num_experts, len(problem.cluster.gpus)
+            spare = min(values[OPTION], experts * (gpus - 1))
+            each, more = divmod(experts + spare, gpus)
+            near = redundant_experts(experts, spare, gpus)
+            if spare in near:
+                st.caption(f"{each} slots of a layer on every GPU.")
+            else:
+                takes = " or ".join(f"{number:,}" for number in near)
+                st.caption(f"{each + 1} slots of a layer on {more} GPUs, {each} on {gpus - more}: engines take {takes} in all.")
+    return values
 
 
 def panel(problem: Problem) -> None:
     """Gain against spare slots and memory, with the number that is advised."""
     st.caption(
         "Spare slots hold second copies of popular experts, and use memory that the KV cache could have. Planned with "
-        "Replication (EPLB) on the open recording, for every number of slots that engines accept, as many on every GPU; judged "
-        "on other recordings, or on its later half."
+        "Replication (EPLB) on the open recording, for numbers of slots that engines accept, as many on every GPU, and for "
+        "16 to 128 in all; judged on other recordings, or on its later half."
     )
     problem = replace(problem, in_use=None, others=())
     others = widgets.fitting_recordings(problem)
@@ -106,9 +137,9 @@ def _advice(advised: Knee, points: Sequence[RedundancyPoint]) -> None:
 
 def as_text(points: Sequence[RedundancyPoint]) -> pd.DataFrame:
     """One row for each number of slots."""
-    fewest = points[0].slots_of_gpu
     columns = {
-        "Spare per GPU": [f"+{point.slots_of_gpu - fewest}" for point in points],
+        "Spare in all": [f"{point.spare:,}" for point in points],
+        "Per GPU": [charts.spare_per_gpu(point, points[0]) for point in points],
         "Slots per layer": [f"{point.slots:,}" for point in points],
         "Gain": [units.signed(point.gain) for point in points],
         f"{units.share(CONFIDENCE)} interval": ["", *(" to ".join(map(units.signed, point.interval)) for point in points[1:])],

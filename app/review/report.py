@@ -189,7 +189,7 @@ def _model(problem: Problem) -> str:
 def provenance(brief: Brief) -> list[tuple[str, str]]:
     """The origin of the plan: enough to make it again."""
     plan, origin = brief.own.plan, brief.own.plan.provenance
-    options = ", ".join(in_words(name, value, plan) for name, value in origin.options.items())
+    options = ", ".join(in_words(name, value, plan) for name, value in origin.options.items() if name != "spare")
     versions = ", ".join(f"{name} {value}" for name, value in origin.versions.items())
     rows = [
         ("Plan", plan.id),

@@ -137,7 +137,7 @@ def _slots_as_text(content: dict[str, Any]) -> str:
     cells = {
         "slots": lambda row: f"{row['slots']}" + (" ←" if row["slots"] == chosen["slots"] else ""),
         "spare": "spare",
-        "a GPU": "slots_of_gpu",
+        "a GPU": lambda row: f"{row['slots_of_gpu'] - 1} or " * (not row["even"]) + f"{row['slots_of_gpu']}",
         "balanced": lambda row: f"{row['balancedness']:.3f}",
         "as planned": lambda row: f"{row['planned_balancedness']:.3f}",
         "time": lambda row: seconds(row["seconds"]),
@@ -187,14 +187,17 @@ def _steps_as_text(content: dict[str, Any]) -> str:
     parts = [[kind, *(_part(row["parts"], kind) for row in rows)] for kind in rows[0]["parts"]]
     lines = [columns(rows, cells), "", table(["part", *(row["name"] for row in rows)], parts), ""]
     lines += [f"{row['name']}: {_room(row['memory'])}" for row in rows]
+    lines += [f"{row['name']}: {row['sequences_in_words']}" for row in rows if row["sequences_in_words"]]
     lines += [f"operators: {rows[0]['operator_source']}", f"MoE layers: {rows[0]['moe_source']}"]
     return "\n".join(lines + [f"note: {note}" for note in content["notes"]])
 
 
 def _room(memory: dict[str, Any]) -> str:
-    room = f"room for {memory['most_sequences']:,} sequences" if memory["fits"] else "it does not fit"
+    mean = "" if memory["most"] is None else " per GPU in the mean"
+    room = f"room for {memory['most_sequences']:,} sequences{mean}" if memory["fits"] else "it does not fit"
+    which = "per GPU" if memory["most"] is None else "on the fullest GPU"
     return (
-        f"{size(memory['total'])} of {size(memory['room'])} per GPU: {size(memory['experts'])} experts, "
+        f"{size(memory['total'])} of {size(memory['room'])} {which}: {size(memory['experts'])} experts, "
         f"{size(memory['others'])} other weights, {size(memory['kv'])} keys and values"
         + (f", {size(memory['states'])} states of sequences; {room}" if memory["states"] else f"; {room}")
     )

@@ -1,12 +1,13 @@
 """The number of spare slots that is worth its memory: balance and time against slots, planned on one recording, judged on
 others.
 
-Every plan has as many slots on every GPU in every layer, as serving engines need it. The number that is advised is the knee of
-the curve, as far as noise lets it be seen.
+Most plans have as many slots on every GPU in every layer, as serving engines need it; numbers that people ask for in all, such
+as 32 on 64 GPUs, are tried too, with one slot more on some. The number that is advised is one that engines take, at the knee
+of the curve, as far as noise lets it be seen.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -36,21 +37,24 @@ from engine.result import GUARD, Limits, Provenance, Stop, never
 from engine.schema import Frozen
 from engine.simulate.work import Load
 from engine.systems.base import Report, silent
-from engine.systems.eplb import replicas_by_rule, speed_of_gpu
+from engine.systems.eplb import replicas_by_rule, slots_within, speed_of_gpu
 from engine.units import share, signed, size
 from engine.workload import Workload
 
 SPARE = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Spare slots per GPU and layer that are tried, as far as memory goes: every small number, then ever larger steps."""
+IN_ALL = (16, 32, 64, 128)
+"""Spare slots of a layer on all GPUs together that are tried, too."""
 SECONDS_A_COUNT = 2.0
 """Seconds of work on the replicas of a count, at most."""
 
 
 @dataclass(frozen=True)
 class RedundancyPoint:
-    """One number of slots that engines accept: as many on every GPU.
+    """One number of slots.
 
-    slots: of a layer on all GPUs; spare: beyond one for every expert; slots_of_gpu: of a layer on each GPU
+    slots: of a layer on all GPUs; spare: beyond one for every expert; slots_of_gpu: of a layer on each GPU, or the fullest
+    even: True for as many on every GPU, as engines need it
     balancedness: mean / max GPU load by its speed, mean over layers and judged recordings; least_balancedness: of the worst
         layer; planned_balancedness: mean over layers of the recording that was planned on
     seconds: of a step or pass, mean over the judged recordings; gain: over the fewest slots, mean over these, as a share
@@ -72,6 +76,7 @@ class RedundancyPoint:
     gpu_bytes: float
     error: float | None = None
     gain_worst: float | None = None
+    even: bool = True
     draws: Annotated[InstanceOf[np.ndarray], Field(exclude=True)] = field(
         default_factory=lambda: np.zeros(0), repr=False, compare=False
     )
@@ -124,11 +129,14 @@ def most_slots(judge: Judge) -> tuple[int, str]:
     return int(fits[tight]), whose
 
 
-def counts_of(judge: Judge) -> list[int]:
-    """Slots of a layer on each GPU that are tried, ascending, up to `most_slots`. All GPUs have as many, so that slots
-    divide by GPUs as every engine asks."""
-    base, (most, _) = -(-judge.problem.workload.num_experts // len(judge.problem.cluster.gpus)), most_slots(judge)
-    return [base + spare for spare in SPARE if base + spare <= most]
+def counts_of(judge: Judge, replication: Replication) -> list[int]:
+    """Slots of a layer that are tried, ascending, up to as many on each GPU as `most_slots`: those that all GPUs divide, as
+    every engine asks, and spare ones IN_ALL, but for DeepSeek's EPLB and its groups, which need the same."""
+    experts, gpus = judge.problem.workload.num_experts, len(judge.problem.cluster.gpus)
+    base, (most, _) = -(-experts // gpus), most_slots(judge)
+    totals = {(base + spare) * gpus for spare in SPARE} | {experts + spare for spare in IN_ALL}
+    even = replication.algorithm == "eplb" or replication.groups > 1
+    return sorted(total for total in totals if base * gpus <= total <= most * gpus and not (even and total % gpus))
 
 
 def redundancy(
@@ -143,10 +151,11 @@ def redundancy(
     and for anything but inference of one model."""
     if judge.problem.goal is not Goal.INFERENCE:
         raise InputError("spare slots are advised for inference of one model; close the second model or the training step")
-    counts = counts_of(judge)
+    replication = replication or Replication()
+    counts = counts_of(judge, replication)
     sampled = tuple((recording, redrawn_loads(recording, turn, stop)) for turn, recording in enumerate(judged))
-    common, first = (judge, planned, sampled, replication or Replication(), counts), None
-    titles = [f"{count} slots per GPU" for count in counts]
+    common, first = (judge, planned, sampled, replication, counts), None
+    titles = [f"{count} slots" for count in counts]
     for turn, (index, (balance, planned_balance, timings)) in enumerate(reported(_count, common, titles, stop, report)):
         if index > turn:  # one before it was stopped midway
             return
@@ -155,11 +164,12 @@ def redundancy(
 
 
 def _point(
-    judge: Judge, slots_of_gpu: int, balance: np.ndarray, planned_balance: float, timings: list[Timing], first: list[Timing]
+    judge: Judge, slots: int, balance: np.ndarray, planned_balance: float, timings: list[Timing], first: list[Timing]
 ) -> RedundancyPoint:
     """balance: float64[recording, layer]; timings, first: of every judged recording, with these and with the fewest slots"""
     problem = judge.problem
-    slots = slots_of_gpu * len(problem.cluster.gpus)
+    gpus = len(problem.cluster.gpus)
+    slots_of_gpu = -(-slots // gpus)
     spare, layers = slots - problem.workload.num_experts, problem.workload.layers
     pairs = list(zip(first, timings, strict=True))
     gains = [ratio_gain(fewest.seconds, timed.seconds) for fewest, timed in pairs]
@@ -177,6 +187,7 @@ def _point(
         gpu_bytes=slots_of_gpu * layers * problem.model.bytes_per_expert,
         error=deviation(draws),
         gain_worst=float(min(gains)),
+        even=slots % gpus == 0,
         draws=draws,
     )
 
@@ -197,12 +208,14 @@ def _count(
     gpus, speed, travel = len(problem.cluster.gpus), speed_of_gpu(problem), problem.travel
     nodes = len(problem.cluster.nodes) if replication.groups > 1 else 1
     loads = np.array([planned.load, *(recording.load for recording, _ in sampled)])
+    fits, spare = np.full(gpus, -(-counts[index] // gpus)), counts[index] - planned.num_experts
     instance = ReplicationInstance(
         loads[:1],
-        counts[index] * gpus,
+        counts[index],
         gpus,
         nodes=nodes,
         groups=replication.groups,
+        slots_of_gpu=slots_within(fits, problem, spare, "even", "in all")[0] if counts[index] % gpus else None,
         speed=None if replication.algorithm == "eplb" else speed,
     )
     searched = replication.algorithm == "best" and replication.groups == 1
@@ -216,7 +229,7 @@ def _count(
         result.solution, instance.slots_of_gpu, problem.workload.num_experts, problem.model.moe_layers
     )
     if travel is None or travel.replicas is None:
-        everywhere = balancedness(result.solution, ReplicationInstance(loads, instance.slots, gpus, speed=speed))
+        everywhere = balancedness(result.solution, replace(instance, loads=loads, nodes=1, groups=1, speed=speed))
     else:
         recordings = [problem, *(problem.with_workload(recording) for recording, _ in sampled)]
         load = np.array([Load(each, placement, travel).served.sum(axis=1) for each in recordings])
@@ -253,10 +266,11 @@ class Knee(Frozen):
 def knee(points: Sequence[RedundancyPoint]) -> Knee:
     """More slots are advised only where the recordings tell that they gain more.
 
-    points: as `redundancy` makes them, fewest slots first, at least one. Two of them are told apart by the interval of their
-    difference in the same draws, which is narrower than those of their gains; that the most is picked from several is not
-    allowed for.
+    points: as `redundancy` makes them, fewest slots first, at least one; only even ones are advised. Two are told apart by the
+        interval of their difference in the same draws, which is narrower than those of their gains; that the most is picked
+        from several is not allowed for.
     """
+    points = [point for point in points if point.even]
     best = max(points, key=lambda point: point.gain)
     low, high = best.interval
     if best.gain < LEAST_GAIN:

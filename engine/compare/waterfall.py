@@ -111,6 +111,7 @@ class Knobs(NamedTuple):
     """Limits of the knobs.
 
     spare: slots for copies per GPU and layer, as far as memory holds them
+    in_all: those of all GPUs together, where they were counted so
     travels: ways of travelling to choose from, besides the deployed one; none: it is the engine's
     time_limit: seconds of work of each search
     """
@@ -119,12 +120,16 @@ class Knobs(NamedTuple):
     travels: tuple[Travel | None, ...] = ()
     time_limit: float = 0.5
     seed: int = 0
+    in_all: int | None = None
 
     @classmethod
     def of(cls, options: BestOptions, problem: Problem) -> "Knobs":
         """The knobs as far as the options of `best` turn them, with one spare slot at least."""
         travels = tuple(ways_of(problem, options)) if options.travel == "free" else ()
-        return cls(spare=max(options.redundant, 1), travels=travels, seed=options.seed)
+        spare, in_all = max(options.redundant, 1), None
+        if options.spare == "in all":
+            spare, in_all = -(-spare // len(problem.cluster.gpus)), spare
+        return cls(spare=spare, travels=travels, seed=options.seed, in_all=in_all)
 
 
 USUAL = Knobs()
@@ -330,7 +335,10 @@ def _copies(work: _Work, base: Candidate, now: Candidate) -> Turned:
     """Spare slots. Alone: every expert stays, and copies of the busiest come to the GPUs with the least to do."""
     gpus, work.single = len(work.fits), now.draft
     # Slots that are left over where GPUs do not divide the experts count as spare, as in `best`.
-    wanted = max(work.slots, -(-work.usual.workload.num_experts // gpus) * gpus) + work.knobs.spare * gpus
+    experts, in_all = work.usual.workload.num_experts, work.knobs.in_all
+    wanted = max(work.slots, -(-experts // gpus) * gpus) + work.knobs.spare * gpus
+    if in_all is not None:
+        wanted = max(work.slots, experts + in_all)
     more = min(wanted, int(work.fits.sum())) - work.slots
     if more < 1:
         return lambda _: "Copies, no room", [], []
@@ -339,7 +347,9 @@ def _copies(work: _Work, base: Candidate, now: Candidate) -> Turned:
     work.slots += more
     starts = [now.draft, *work.replicated(work.problem, spare)]
     after = work.searched(work.problem, starts, work.room, work.slots)
-    said = f"{spare} spare slot{'s' * (spare > 1)}" if spare == work.knobs.spare else f"{more} slot{'s' * (more > 1)} in all"
+    said = f"{more} slot{'s' * (more > 1)} in all"
+    if spare == work.knobs.spare and in_all is None:
+        said = f"{spare} spare slot{'s' * (spare > 1)}"
     return lambda _: f"Copies, {said}", alone, after
 
 

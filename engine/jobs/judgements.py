@@ -117,7 +117,7 @@ def redundancy_study(ask: RedundancyAsk, context: Context) -> RedundancyAnswer:
     judge = Judge(problem, ask.judged_step(problem))
     planned, judged, held_out = planned_and_judged([store.load_workload(digest) for digest in ask.recordings])
     answer = RedundancyAnswer(
-        of=len(counts_of(judge)),
+        of=len(counts_of(judge, Replication())),
         planned_on=planned.name,
         judged_on=tuple(recording.name for recording in judged),
         held_out=held_out,

@@ -128,6 +128,13 @@ class Placement(Frozen):
         return np.array([[len(experts) for experts in row] for row in self.experts_of_gpu], dtype=np.int64)
 
 
+def redundant_experts(experts: int, spare: int, gpus: int) -> list[int]:
+    """The numbers of redundant experts of a layer nearest to a wanted one with which slots divide by GPUs, as engines need it:
+    one if it does so itself, else the next below and above, ascending, none below 0."""
+    over = (experts + spare) % gpus
+    return [near for near in sorted({spare - over, spare + -(experts + spare) % gpus}) if near >= 0]
+
+
 def expert_groups(placement: Placement) -> int:
     """Number of groups of neighbouring GPUs that hold every expert exactly once in every layer; 1 for other replicas."""
     slots, gpus = placement.slots, placement.gpus

@@ -28,6 +28,7 @@ class Memory:
     room: bytes of the GPU that may be used, the rest is for activations, buffers and the runtime
     states: those of its sequences in layers that keep no keys and values
     sequences: its own, where GPUs of several types have not as many; None: those of the step
+    most: there the sequences per GPU, in the mean, for which all GPUs together have room
     """
 
     experts: float
@@ -36,6 +37,7 @@ class Memory:
     room: float
     states: float = 0.0
     sequences: int | None = None
+    most: int | None = None
 
     @property
     def total(self) -> float:
@@ -52,7 +54,9 @@ class Memory:
         return self.total <= self.room
 
     def most_sequences(self, step: ServingStep) -> int:
-        """Sequences for which a GPU has room."""
+        """Sequences per GPU for which there is room."""
+        if self.most is not None:
+            return self.most
         free, own = self.room - self.experts - self.others, step.sequences if self.sequences is None else self.sequences
         return max(0, int(free // ((self.kv + self.states) / own)))
 
@@ -66,6 +70,9 @@ class ServingFigures:
     operators: those outside the MoE layers' simulation
     moe: busy seconds of the MoE layers by kind of event, one step after another (with two batches those of both)
     sources: of the times of operators and of MoE layers
+    dealt: (GPU type, fewest, most sequences on one) of every type; none where all GPUs have as many
+    around: seconds of every GPU before the first MoE layer, before each of them, and after the last one; none where all
+        GPUs take as long
     """
 
     step: ServingStep
@@ -75,6 +82,14 @@ class ServingFigures:
     moe: Mapping[str, float]
     memory: Memory
     sources: tuple[str, str]
+    dealt: tuple[tuple[str, int, int], ...] = ()
+    around: tuple[tuple[float, float, float], ...] = ()
+
+    @property
+    def dealt_in_words(self) -> str:
+        """`35 sequences on each H100, 92 to 93 on each B200`; nothing where all GPUs have as many."""
+        said = [f"{f'{least:,} to ' * (least < most)}{most:,}{{}} on each {kind}" for kind, least, most in self.dealt]
+        return ", ".join(part.format(" sequences" if place == 0 else "") for place, part in enumerate(said))
 
     @property
     def tokens_per_second(self) -> float:
@@ -118,6 +133,7 @@ class ServingFigures:
             "moe_seconds": sum(self.moe.values()),
             "hidden_seconds": self.hidden,
             "parts": self.parts,
+            "sequences_in_words": self.dealt_in_words,
             "operators": [asdict(operator) for operator in self.operators],
             "memory": memory | {"most_sequences": self.memory.most_sequences(self.step)},
             "operator_source": self.sources[0],
@@ -140,8 +156,22 @@ def memory_of(
     left = np.where(sequences > 0, room - held - sequences * sum(each), np.inf)
     fullest = int(left.argmin())
     kv, states = (float(sequences[fullest] * size) for size in each)
-    own = None if np.ptp(sequences) == 0 else int(sequences[fullest])
-    return Memory(float(held[fullest]), float(others), kv, float(room[fullest]), states, own)
+    own = most = None
+    if np.ptp(sequences):
+        unit = 2 if step.overlap == "two-batch" else 1
+        held_by = np.maximum(room - held - others, 0) // (max(sum(each), 1e-9) * unit) * unit
+        own, most = int(sequences[fullest]), int(held_by.mean()) // unit * unit
+    return Memory(float(held[fullest]), float(others), kv, float(room[fullest]), states, own, most)
+
+
+def sequences_of_types(dealt: Ints, cluster: Cluster) -> tuple[tuple[str, int, int], ...]:
+    """`ServingFigures.dealt` of int64[gpu] sequences."""
+    if np.ptp(dealt) == 0:
+        return ()
+    kinds = np.array([gpu.type for gpu in cluster.gpus])
+    return tuple(
+        (kind, int(dealt[kinds == kind].min()), int(dealt[kinds == kind].max())) for kind in dict.fromkeys(kinds.tolist())
+    )
 
 
 def bytes_beside_experts(model: MoEModel, sizes: TransformerSizes, step: ServingStep) -> tuple[float, float, float]:

@@ -1,6 +1,8 @@
 """The sizes of a transformer outside its experts: attention, dense layers and vocabulary; and the sizes that are assumed of a
 model and its serving step until a person says more."""
 
+import re
+
 from pydantic import Field, model_validator
 
 from engine.model import MoEModel
@@ -195,6 +197,20 @@ class TransformerSizes(Frozen):
 def usual_serving(phase: Phase = "decode") -> ServingStep:
     """A step of a chat with 2000 tokens in and 1000 out: one token of 64 sequences per GPU, or the prompts of 4."""
     return ServingStep(phase=phase, sequences=SEQUENCES[phase], context=2000, output=1000)
+
+
+_LENGTH = r"(?<![a-z])(?:{})[-_= ]?([1-9]\d{{0,6}})(?![\d.,]*[\dkm])"
+_LENGTHS = {
+    "context": re.compile(_LENGTH.format("in|isl|input|prompt")),
+    "output": re.compile(_LENGTH.format("out|osl|output")),
+}
+
+
+def named_serving(name: str, phase: Phase | None) -> ServingStep:
+    """The usual step of a phase, decode if it is not known, with the tokens in and out that a recording's name tells, such as
+    `decode_in2000out100` or `isl1024-osl512`."""
+    told = {field: int(match[1]) for field, known in _LENGTHS.items() if (match := known.search(name.lower()))}
+    return usual_serving(phase or "decode").model_copy(update=told)
 
 
 def usual_sizes(model: MoEModel) -> TransformerSizes:

@@ -26,7 +26,7 @@ from engine.plan import Plan, SendOrder, TravelUnit
 from engine.problem import MEMORY_SHARE, Problem
 from engine.result import Floats, Ints, Stop, never
 from engine.serving.aiconfigurator import AiconfiguratorOperators
-from engine.serving.figures import ServingFigures, bytes_beside_experts, memory_of
+from engine.serving.figures import ServingFigures, bytes_beside_experts, memory_of, sequences_of_types
 from engine.serving.sizes import TransformerSizes
 from engine.serving.step import (
     IN_MOE_LAYERS,
@@ -36,6 +36,7 @@ from engine.serving.step import (
     OperatorsOfTypes,
     OperatorSource,
     ServingStep,
+    by_kind,
     deal,
     load_of_step,
     seconds_of,
@@ -144,25 +145,26 @@ class ServedStep:
     timeline: Timeline
 
     def whole(self, model: MoEModel) -> Timeline:
-        """The timeline of the whole step: before every MoE layer the attention and the other operators of the layer, as long
-        as on the GPU that is busiest with them; before the first one the embedding and the dense layers, and after the last one
+        """The timeline of the whole step: before every MoE layer the attention and the other operators of the layer on every
+        GPU, of which all wait for the busiest; before the first one the embedding and the dense layers, and after the last one
         the head. With two batches only what stands outside the layers is added."""
         events, gpus = self.timeline.events, len(self.timeline.resources)
         layers = int(events["layer"].max()) + 1 if len(events) else 0
-        outside = max(self.figures.seconds - self.timeline.total, 0.0)
-        head = min(outside, sum(operator.seconds for operator in self.figures.operators if operator.kind == "head"))
-        inside = 0.0
+        alike = around_layers(self.figures.operators, model, layers)
+        first, each, last = np.array(self.figures.around or [alike] * gpus).T
+        outside, busiest = max(self.figures.seconds - self.timeline.total, 0.0), int((first + last).argmax())
+        head, inside = min(outside, last[busiest]), 0.0
         if self.figures.step.overlap == "none" and layers:
-            inside = min(_inside_layer(self.figures.operators, model), (outside - head) / layers)
+            inside = min(each.max(), (outside - head) / layers)
         begin = max(outside - head - inside * layers, 0.0)
         shift = begin + inside * (events["layer"].to_numpy() + 1)
         moved = events.assign(start=events["start"] + shift, end=events["end"] + shift)
         log, ready = EventLog(), moved.groupby("layer")["start"].min()
-        everywhere = np.ones(gpus)
-        log.compute("dense", 0, 0.0, begin * everywhere)
+        # Between two steps GPUs wait once, for the one with the longest end and beginning together: no part is drawn longer.
+        log.compute("dense", 0, 0.0, np.minimum(first, begin))
         for layer in range(layers if inside else 0):
-            log.compute("dense", layer, float(ready[layer]) - inside, inside * everywhere)
-        log.compute("dense", max(layers - 1, 0), begin + inside * layers + self.timeline.total, head * everywhere)
+            log.compute("dense", layer, float(ready[layer]) - inside, np.minimum(each, inside))
+        log.compute("dense", max(layers - 1, 0), begin + inside * layers + self.timeline.total, np.minimum(last, head))
         every = pd.concat([log.frame(), moved]).sort_values(["start", "end"], kind="stable", ignore_index=True)
         return replace(self.timeline, events=every[list(events.columns)].astype(events.dtypes), labels=None)
 
@@ -214,10 +216,12 @@ def serve(
         log_model(log, work, plan.send_order, problem.network, range(len(work.dispatch)), stop=stop)
         bound = float(bound_of_work(work, problem.network, relayed=True).sum())
         moe = len(model.moe_layers) * inside
-        outside = float(whole[0] if len(timed) == 1 else moe.max() + (whole - moe).max())
-    operators = timed[shares[int(whole.argmax())]]
+        rest, last = whole - moe, int(whole.argmax())
+        outside = float(whole[last] + (moe.max() - moe[last]) + (rest.max() - rest[last]))
+    inner, outer = (timed[shares[int(each.argmax())]] for each in (inside, whole - inside * len(work.dispatch)))
+    operators = outer if inner is outer else operators_of_both(inner, outer, model)
     timeline = log.timeline(problem, plan.travel)
-    memory = memory_of(held, problem.cluster, model, sizes, step, dealt)
+    memory, of_types = memory_of(held, problem.cluster, model, sizes, step, dealt), sequences_of_types(dealt, problem.cluster)
     # Busy seconds of the MoE steps by kind, of all batches: an all-to-all from its first start to its last end, a computation
     # on the GPU that computes longest
     seconds, events = timeline.seconds_of_kind(), timeline.events
@@ -226,7 +230,9 @@ def serve(
         longest = (mine["end"] - mine["start"]).groupby([mine["layer"], mine["model"]]).max()
         seconds[kind] = float(longest.sum())
     moe, sources = {kind: seconds[kind] for kind in INFERENCE_KINDS}, (source.source, timeline.cost_source)
-    figures = ServingFigures(step, timeline.total + outside, bound + outside, operators, moe, memory, sources)
+    around = tuple(around_layers(timed[share], model, len(work.dispatch)) for share in shares) if len(timed) > 1 else ()
+    whole_step, least = timeline.total + outside, bound + outside
+    figures = ServingFigures(step, whole_step, least, operators, moe, memory, sources, of_types, around)
     return ServedStep(figures, timeline)
 
 
@@ -301,6 +307,24 @@ def _inside_layer(operators: tuple[Operator, ...], model: MoEModel) -> float:
         for operator in operators
         if operator.kind not in OUTSIDE_MOE_LAYERS
     )
+
+
+def operators_of_both(inner: tuple[Operator, ...], outer: tuple[Operator, ...], model: MoEModel) -> tuple[Operator, ...]:
+    """The operators inside MoE layers of one GPU, and all others of another: each as long as a step waits for it."""
+    moe, rows = len(model.moe_layers), []
+    for operators, inside in ((outer, False), (inner, True)):
+        for row in operators:
+            share = 0.0 if row.kind in OUTSIDE_MOE_LAYERS else 1.0 if row.kind in IN_MOE_LAYERS else moe / model.layers
+            part = share if inside else 1 - share
+            if part:
+                rows.append(replace(row, seconds=part * row.seconds, layers=max(1, round(part * row.layers))))
+    return tuple(rows)
+
+
+def around_layers(operators: tuple[Operator, ...], model: MoEModel, layers: int) -> tuple[float, float, float]:
+    """Seconds of a GPU before the first MoE layer, before each of so many, and after the last one."""
+    inside, head = _inside_layer(operators, model), by_kind(operators).get("head", 0.0)
+    return max(seconds_of(operators) - inside * layers - head, 0.0), inside, head
 
 
 def work_of_step(plan: Plan, problem: Problem, step: ServingStep, dealt: Ints | None = None) -> Work:

@@ -32,8 +32,8 @@ from engine.simulate.work import Load
 from engine.systems import aurora, baselines, coactivation, eplb, exflow, joint
 from engine.systems.base import Draft, Note, Notes, Report, System, silent
 from engine.systems.best_layers import LayersOf, bound_of
-from engine.systems.eplb import slots_per_gpu
-from engine.systems.options import Options, Order, Seed, Slots, TimeLimit, Value, patient
+from engine.systems.eplb import slots_per_gpu, slots_within
+from engine.systems.options import Options, Order, Redundant, Seed, Slots, Spare, TimeLimit, Value, patient
 from engine.systems.pieces import best_order, placement_of
 from engine.timeline import Timeline
 from engine.units import at_most, seconds, size
@@ -67,9 +67,8 @@ TOO_LITTLE = f"one system's plan: another is faster by no more than other traffi
 
 
 class BestOptions(Options):
-    redundant: int = Field(
-        0, ge=0, le=64, title="Spare slots per GPU", description="spare slots per GPU and layer for copies of experts"
-    )
+    redundant: Redundant = Field(0, description="spare slots of a layer, on every GPU or in all, for copies of experts")
+    spare: Spare = "per GPU"
     slots: Slots = "even"
     order: Order = "best"
     time_limit: TimeLimit = Field(5.0, description="seconds of work for the other systems' searches and this one")
@@ -469,21 +468,21 @@ def judged(title: str, draft: Draft, problem: Problem, stop: Stop) -> Candidate:
 def room_of(problem: Problem, options: BestOptions) -> tuple[Ints, int]:
     """(slots of a layer on every GPU at most, int64[gpu]; in all). Raises InputError if they do not fit the memory, spare ones
     beside the keys and values of the step that plans are judged by."""
-    slots = slots_per_gpu(problem, options.redundant, options.slots)
+    slots = slots_per_gpu(problem, options.redundant, options.slots, options.spare)
     room = np.minimum(problem.expert_slots_of_gpu(), problem.workload.num_experts)
     if problem.judged_by is not None:
-        beside, experts, gpus = problem.judged_by.bytes_beside(problem), problem.workload.num_experts, len(room)
+        beside = problem.judged_by.bytes_beside(problem)
         free = problem.cluster.values("memory") * MEMORY_SHARE - beside
         left = np.maximum(free // (problem.model.bytes_per_expert * problem.workload.layers), 0).astype(np.int64)
-        even = options.slots == "even"
-        most = int(left.min()) - -(-experts // gpus) if even else (int(np.minimum(left, experts).sum()) - experts) // gpus
-        if options.redundant > max(most, 0):
+        found, most, _ = slots_within(np.minimum(room, left), problem, options.redundant, options.slots, options.spare)
+        if found is None and options.redundant:
             slots_do = "slots do" if options.redundant > 1 else "slot does"
+            where = "the GPUs" if options.spare == "in all" else "every GPU"
             raise InputError(
-                f"{options.redundant} spare {slots_do} not fit on every GPU beside {size(float(np.max(beside)))} of other "
+                f"{options.redundant} spare {slots_do} not fit on {where} beside {size(float(np.max(beside)))} of other "
                 f"weights, keys and values of the step; choose redundant={max(most, 0)}, or fewer sequences"
             )
-        room = np.minimum(room, left) if most >= 0 else room
+        slots, room = (slots, room) if found is None else (found, np.minimum(room, left))
     return slots if options.slots == "even" else room, int(slots.sum())
 
 

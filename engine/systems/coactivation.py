@@ -19,7 +19,7 @@ from engine.result import Limits, Result, Stop
 from engine.simulate.work import Load
 from engine.systems.base import Draft, Note, Notes, Report, System, proof_of
 from engine.systems.eplb import slots_per_gpu
-from engine.systems.options import Options, Order, Seed, TimeLimit
+from engine.systems.options import Options, Order, Redundant, Seed, Spare, TimeLimit
 from engine.systems.pieces import best_order, experts_per_gpu, linear_placement, to_placement
 from engine.timeline import balancedness
 from engine.units import at_most, digits, share
@@ -38,13 +38,10 @@ class CoactivationOptions(Options):
         title="Load limit (× mean)",
         description="tokens of the most loaded GPU of a layer, at most, as a multiple of the mean",
     )
-    redundant: int = Field(
-        0,
-        ge=0,
-        le=64,
-        title="Spare slots per GPU",
-        description="spare slots per GPU and layer, filled with copies where they save rows",
+    redundant: Redundant = Field(
+        0, description="spare slots of a layer, on every GPU or in all, filled with copies where they save rows"
     )
+    spare: Spare = "per GPU"
     order: Order = "concurrent"
     time_limit: TimeLimit = Field(10.0, description="seconds for search and bound together, and as many for copies")
     seed: Seed = 0
@@ -54,7 +51,7 @@ def coactivate(problem: Problem, options: CoactivationOptions, stop: Stop, repor
     """Fewest rows under a cap on load, on nodes between nodes first and then inside them, and in spare slots the copies that
     save most of the rest."""
     instance = instance_of(problem, options.cap)
-    spare = int(slots_per_gpu(problem, options.redundant, "even")[0]) - instance.expert_count // instance.gpus
+    spare = slots_per_gpu(problem, options.redundant, "even", options.spare) - instance.expert_count // instance.gpus
     report(0.1, "bringing experts together that fire together", None, None)
     compile_ahead()  # before the clock starts
     guard = options.guard(stop)
@@ -62,7 +59,7 @@ def coactivate(problem: Problem, options: CoactivationOptions, stop: Stop, repor
     result = coactivation(instance, limits, guard, port_weight=PORT_WEIGHT)
     placement, notes = to_placement(result.solution, problem), notes_of(result, instance, problem)
     limited = guard.cut
-    if spare:
+    if spare.any():
         report(0.5, "adding copies", None, None)
         copying = options.guard(stop)
         holds = with_copies(instance, result.solution, spare, options.time_limit, copying)
@@ -123,16 +120,20 @@ def _busiest(load: np.ndarray) -> Note:
 
 
 def notes_of_copies(
-    holds: np.ndarray, spare: int, placement: Placement, instance: CoactivationInstance, problem: Problem
+    holds: np.ndarray, spare: np.ndarray, placement: Placement, instance: CoactivationInstance, problem: Problem
 ) -> Notes:
-    """The number of copies and their use, by how tokens travel. holds: bool[layer, expert, gpu]"""
+    """The number of copies and their use, by how tokens travel.
+
+    holds: bool[layer, expert, gpu]
+    spare: int64[gpu] slots of a layer
+    """
     count = int(holds.sum()) - holds.shape[0] * holds.shape[1]
     load, travel = Load(problem, placement, problem.travel), problem.travel
     group, where = (problem.stops.of_gpu, "nodes") if instance.travel == "node" else (np.arange(instance.gpus), "GPUs")
     rows = load.traffic.sum(axis=0)[group[:, None] != group].sum() / travel.row_bytes(problem.model)[0]
     tokens = float((instance.experts >= 0).any(axis=2).sum()) or 1.0
     text = (
-        f"{count:,} in {holds.shape[0] * holds.shape[2] * spare:,} spare slots, a heuristic without a bound; with them "
+        f"{count:,} in {holds.shape[0] * int(spare.sum()):,} spare slots, a heuristic without a bound; with them "
         f"{digits(float(rows / tokens))} per token to other {where}"
     )
     if travel.replicas != "fewest":

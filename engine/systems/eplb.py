@@ -14,13 +14,13 @@ from pydantic import Field
 from engine.errors import InputError
 from engine.placement.replication import ReplicationInstance, balancedness, replicate
 from engine.placement.replication.by_rank import RULES, RankedInstance, replicate_by_rank
-from engine.plan import Placement, Travel
+from engine.plan import Placement, Travel, redundant_experts
 from engine.plan.send_order import Replicas
 from engine.problem import Problem
 from engine.result import Limits, Result, Stop
 from engine.simulate.work import Load
 from engine.systems.base import Draft, Note, Notes, Report, System
-from engine.systems.options import Options, Order, Seed, Slots, TimeLimit
+from engine.systems.options import Options, Order, Redundant, Seed, Slots, Spare, TimeLimit
 from engine.systems.pieces import best_order
 from engine.timeline import balancedness as mean_over_max
 from engine.units import digits, share
@@ -37,9 +37,8 @@ MOST_GPUS = 128
 
 
 class ReplicationOptions(Options):
-    redundant: int = Field(
-        1, ge=0, le=64, title="Spare slots per GPU", description="spare slots per GPU and layer, filled with replicas"
-    )
+    redundant: Redundant = Field(1, description="spare slots of a layer, on every GPU or in all, filled with replicas")
+    spare: Spare = "per GPU"
     algorithm: Literal["best", "eplb"] = Field(
         "best", description="best: search under the true objective; eplb: DeepSeek's greedy, to the letter"
     )
@@ -57,9 +56,16 @@ def eplb(problem: Problem, options: ReplicationOptions, stop: Stop, report: Repo
     """Replicas for the open recording and, for a robust plan, the others it must serve."""
     printed = options.algorithm == "eplb"
     loads = np.array([other.load for other in (problem.workload, *problem.others)])
-    slots_of_gpu = slots_per_gpu(problem, options.redundant, options.slots)
+    slots_of_gpu = slots_per_gpu(problem, options.redundant, options.slots, options.spare)
     even = bool((slots_of_gpu == slots_of_gpu[0]).all())
-    speed = speed_of_gpu(problem)
+    speed, spare = speed_of_gpu(problem), int(slots_of_gpu.sum()) - loads.shape[2]
+    near = redundant_experts(loads.shape[2], spare, len(slots_of_gpu)) if options.slots == "even" else [spare]
+    nearest = " or ".join(map(str, near))
+    if printed and spare not in near:
+        raise InputError(
+            f"DeepSeek's EPLB needs as many slots on every GPU, but {slots_of_gpu.sum()} do not divide over "
+            f"{len(slots_of_gpu)} GPUs; choose redundant={nearest} in all, or algorithm=best"
+        )
     uneven = {"slots_of_gpu": None if even else slots_of_gpu, "speed": None if printed else speed}
     instance = ReplicationInstance(loads, int(slots_of_gpu.sum()), len(slots_of_gpu), **uneven)
     report(0.1, "replicating experts", None, None)
@@ -74,7 +80,7 @@ def eplb(problem: Problem, options: ReplicationOptions, stop: Stop, report: Repo
     worst_in_turn = worst + " with copies in turn"
     if travel and travel.replicas and not rule:  # copies share otherwise than the bound supposes
         worst = worst_in_turn
-    proof, spare = "optimal", instance.slots - experts
+    proof = "optimal"
     if result.status.value != "OPTIMAL":
         proof = f"a heuristic within {share(result.bound / result.objective - 1)} of the best"
     size = spare * layers * problem.model.bytes_per_expert / 1e9
@@ -84,6 +90,8 @@ def eplb(problem: Problem, options: ReplicationOptions, stop: Stop, report: Repo
         ),
         "replicas": Note(f"{spare} spare slots per layer, {size:.3g} GB of memory in all"),
     }
+    if spare not in near:
+        notes["engines"] = Note(f"need as many slots on every GPU: {nearest} spare ones in all, not {spare}")
     if spare and len(slots_of_gpu) <= MOST_GPUS:
         names = {each: f"the rule {words}" for words, each in RULES_IN_WORDS.items()} | {None: "copies in turn"}
         notes["copies by other rules"] = Note(f"planned for {names[rule]}; balancedness {by_rule(problem, placement)}")
@@ -124,34 +132,59 @@ def balancedness_under(problem: Problem, placement: Placement, travel: Travel) -
     return mean_over_max(Load(problem, placement, travel).served.sum(axis=1))
 
 
-def slots_per_gpu(problem: Problem, redundant: int, kind: str) -> np.ndarray:
+def slots_per_gpu(problem: Problem, redundant: int, kind: str, spare: str = "per GPU") -> np.ndarray:
     """int64[gpu]: slots of one layer, experts and replicas; never more than one for each expert on a GPU. Raises InputError
-    when they do not fit the memory."""
-    experts, gpus = problem.workload.num_experts, len(problem.cluster.gpus)
-    fits = np.minimum(problem.expert_slots_of_gpu(), experts)
-    base = -(-experts // gpus)
+    when they do not fit the memory. Arguments as for `slots_within`."""
+    fits = np.minimum(problem.expert_slots_of_gpu(), problem.workload.num_experts)
+    slots, most, total = slots_within(fits, problem, redundant, kind, spare)
+    if slots is not None:
+        return slots
+    advice, tight = f"choose redundant={most}", int(fits.argmin())
     if kind == "even":
-        redundant = min(redundant, experts - base)
-        tight = int(fits.argmin())
-        if base + redundant > fits[tight]:
-            most = int(fits[tight]) - base
-            spread = "slots=uneven, " if fits.sum() >= experts else ""
-            advice = f"choose redundant={most}" if most >= 0 else f"use {spread}more GPUs or memory, or a smaller dtype"
-            raise InputError(
-                f"{base + redundant} slots per layer do not fit {problem.cluster.gpu_names[tight]}, which has memory for "
-                f"{fits[tight]}; {advice}"
-            )
-        return np.full(gpus, base + redundant)
-    total = min(experts + redundant * gpus, experts * gpus)
-    if fits.sum() < total:
-        most = (int(fits.sum()) - experts) // gpus
-        advice = f"choose redundant={most}" if most >= 0 else "add GPUs or memory, or use a smaller dtype"
-        raise InputError(f"{total} slots per layer do not fit: all GPUs together have room for {fits.sum()}; {advice}")
-    slots, speed = np.zeros(gpus, dtype=np.int64), speed_of_gpu(problem)
-    for _ in range(total):  # one after another to the GPU that is furthest below its share of the speed
-        room = np.flatnonzero(slots < fits)
-        slots[room[(slots[room] / speed[room]).argmin()]] += 1
-    return slots
+        spread = "slots=uneven, " if fits.sum() >= problem.workload.num_experts else ""
+        advice = advice if most >= 0 else f"use {spread}more GPUs or memory, or a smaller dtype"
+        wanted = f"{total} slots per layer in all" if spare == "in all" else f"{total // len(fits)} slots per layer"
+        raise InputError(
+            f"{wanted} do not fit {problem.cluster.gpu_names[tight]}, which has memory for {fits[tight]}; {advice}"
+        )
+    advice = advice if most >= 0 else "add GPUs or memory, or use a smaller dtype"
+    raise InputError(f"{total} slots per layer do not fit: all GPUs together have room for {fits.sum()}; {advice}")
+
+
+def slots_within(
+    fits: np.ndarray, problem: Problem, redundant: int, kind: str, spare: str
+) -> tuple[np.ndarray | None, int, int]:
+    """(slots of one layer int64[gpu], None if they do not fit; the most that `redundant` may be, below 0 if no number fits;
+    slots of all GPUs).
+
+    fits: int64[gpu] slots that have room, at most one for each expert
+    redundant: spare slots; at most those with which every GPU has all experts count
+    kind: "even": as many on every GPU, or one more on some; "uneven": by the speed of GPUs
+    spare: "per GPU", or "in all": all GPUs together have so many
+    """
+    experts, gpus = problem.workload.num_experts, len(fits)
+    base, unit = (experts, 1) if spare == "in all" else (experts if kind == "uneven" else -(-experts // gpus) * gpus, gpus)
+    total, tight = min(base + redundant * unit, experts * gpus), int(fits.min())
+    room = tight * gpus + (np.count_nonzero(fits > tight) if unit == 1 else 0) if kind == "even" else int(fits.sum())
+    if total > room:
+        return None, (room - base) // unit, total
+    if kind == "even":
+        slots = np.full(gpus, total // gpus)
+        if total % gpus:
+            slots[[gpu for gpu in _in_turn(problem) if fits[gpu] > total // gpus][: total % gpus]] += 1
+    else:
+        slots, speed = np.zeros(gpus, dtype=np.int64), speed_of_gpu(problem)
+        for _ in range(total):  # one after another to the GPU that is furthest below its share of the speed
+            open_to = np.flatnonzero(slots < fits)
+            slots[open_to[(slots[open_to] / speed[open_to]).argmin()]] += 1
+    return slots, (room - base) // unit, total
+
+
+def _in_turn(problem: Problem) -> list[int]:
+    """GPUs, the fastest first; equally fast ones come from all nodes in turn."""
+    node = problem.cluster.node_of_gpu
+    place = np.arange(len(node)) - np.searchsorted(node, node)
+    return np.lexsort((node, place, -speed_of_gpu(problem))).tolist()
 
 
 def speed_of_gpu(problem: Problem) -> np.ndarray:

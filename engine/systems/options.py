@@ -84,6 +84,15 @@ Slots = Annotated[
         description="experts per GPU: the same on every GPU (serving engines need this), or as many as memory holds",
     ),
 ]
+Redundant = Annotated[int, Field(ge=0, le=4096, title="Spare slots")]
+Spare = Annotated[
+    Literal["per GPU", "in all"],
+    Field(
+        title="Counted",
+        description="spare slots are counted per GPU, or in all as engines count redundant experts; where these do not divide, "
+        "some GPUs have one slot more, which no serving engine takes",
+    ),
+]
 Order = Annotated[
     Literal["best", "matched", "shared", "two-tier", "concurrent"],
     Field(

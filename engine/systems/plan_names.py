@@ -31,6 +31,7 @@ _WORDS: dict[str, Callable[..., str]] = {
     "pipelining": lambda value: "pipelined experts" if value else "experts not pipelined",
     "placement": lambda value: f"{value} placement",
     "policy": lambda value: f"{value} policy",
+    "spare": lambda value: f"spare slots {value}",
     "slots": lambda value: f"{value} slots",
     "stages": lambda value: f"{value} stages",
     "time_limit": lambda value: f"{value:g} s limit",
@@ -48,8 +49,9 @@ AMONG, IN_ID = " · ", 8
 def in_words(option: str, value: Value, plan: Plan) -> str:
     """An option's value as it is said of a plan that was made with it: "288 slots (32 spare)"."""
     if option == "redundant":
-        spare = int(value) * plan.placement.gpus
-        return f"{plan.placement.experts + spare} slots ({spare} spare)" if value else "no spare slots"
+        in_all, experts = plan.provenance.options.get("spare") == "in all", plan.placement.experts
+        spare = int(value) if in_all else (int(value) - -experts // plan.placement.gpus) * plan.placement.gpus - experts
+        return f"{experts + spare} slots ({spare} spare)" if value else "no spare slots"
     if option in _WORDS:
         return _WORDS[option](value)
     said = f"{value:g}" if isinstance(value, float) else str(value)
@@ -97,6 +99,8 @@ def _facets(plan: Plan, inputs: Mapping[str, str]) -> dict[str, str]:
     if "cost" in made_from:
         facets["cost"] = f"costs: {made_from['cost']}"
     for option, value in origin.options.items():
+        if option == "spare":  # in the words of `redundant`
+            continue
         facets[f"option {option}"] = in_words(option, value, plan)
     facets["travel"] = travel.in_words
     return facets

@@ -263,6 +263,8 @@ def test_a_mixed_cluster_is_served_with_sequences_by_speed(sample: AppTest) -> N
     pages.press(pages.visit(sample, "optimise"), SERVE)
     assert len({gpu.type for gpu in sample.session_state["cluster"].gpus}) > 1 and not sample.error
     assert sample.session_state["serving"] == usual_serving()
+    said = [f"on each {kind}" for kind in dict.fromkeys(gpu.type for gpu in sample.session_state["cluster"].gpus)]
+    assert all(each in pages.said(sample.caption) for each in ("by their speed", *said))
     assert pages.metrics(sample).keys() >= {"Simulated time per token", "Tokens/s per GPU", "Above the order bound"}
     assert pages.gain(sample) == {"Deployed now": "1×"}
 
@@ -409,3 +411,22 @@ def test_the_chart_has_every_second_of_the_step() -> None:
         above, other = (note.text for note in figure.layout.annotations)
         assert above.startswith(f"&lt;b&gt;plan&lt;/b&gt;: {seconds(figures.seconds)}") and other.startswith("linear: ")
         assert ("hidden" in above) == (overlap != "none") and above.endswith(f"bound {seconds(figures.bound)}")
+
+
+def test_the_lengths_in_a_recordings_name_are_the_default_and_are_said(sample: AppTest) -> None:
+    digest, model = sample.session_state["workload"], sample.session_state["model"]
+    pages.put(sample, workloads={digest: "decode_in1500out100"})
+    serving_unmeasured(sample)
+    step = sample.session_state["serving"]
+    assert (step.phase, step.context, step.output) == ("decode", 1500, 100)
+    said = "Decode, 1,500 tokens in, 100 out: by the name of decode_in1500out100"
+    assert said in pages.said(sample.caption)
+    pages.enter(sample, "Output, tokens", 300)
+    assert said not in pages.said(sample.caption) and sample.session_state["serving"].output == 300
+    pages.press(sample, "By the name of decode\\_in1500out100: decode, 1,500 tokens in, 100 out")
+    assert sample.session_state["serving"] == step and pages.field(sample, "Output, tokens").value == 100
+    pages.put(sample, workloads={digest: "prefill_in1024"})
+    pages.press(sample, "By the name of prefill\\_in1024: prefill, 1,024 tokens in")
+    step = sample.session_state["serving"]
+    assert (step.phase, step.context, step.sequences) == ("prefill", 1024, usual_serving("prefill").sequences)
+    assert sample.session_state["servings"][model.digest] == step

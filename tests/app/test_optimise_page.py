@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -292,19 +293,38 @@ def test_advice_is_planned_on_the_open_recording_judged_held_out_and_taken(short
     assert f"**{number} spare slot" in said(short.markdown) and result["knee"]["reason"] in said(short.markdown)
     assert "lop-sided, earlier half" in said(short.caption)
     table = short.dataframe[0].value
-    assert len(table) == len(result["points"]) and table["Spare per GPU"].iloc[0] == "+0"
+    assert len(table) == len(result["points"]) and table["Per GPU"].iloc[0] == "+0" and table["Spare in all"].iloc[0] == "0"
     press(short, "Use it")
     ticked = {box.label.split("**")[1]: box.value for box in short.checkbox if box.label.startswith("**")}
     assert ticked["Replication (EPLB)"]
 
     def spare() -> NumberInput:
-        return next(box for box in short.number_input if box.label == "Spare slots per GPU" and "eplb" in box.key)
+        return next(box for box in short.number_input if box.label == "Spare slots" and "eplb" in box.key)
 
     assert spare().value == number
     # A number typed over it counts, until advice is taken again.
     spare().set_value(5).run()
     press(short, "Use it")
     assert spare().value == number
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (3, "3 slots of a layer on 3 GPUs, 2 on 5: engines take 0 or 8 in all."),
+        (8, "3 slots of a layer on every GPU."),
+        (4096, "16 slots of a layer on every GPU."),
+    ],
+)
+def test_spare_slots_in_all_say_which_numbers_engines_take_and_stay(app: AppTest, number: int, text: str) -> None:
+    tick(visit(app, "optimise"), "Replication")
+    enter(app, "Counted", "in all")
+    enter(app, "Spare slots", number)
+    assert text in said(app.caption)
+    visit(app, "cluster")
+    assert text in said(visit(app, "optimise").caption)
+    enter(app, "Counted", "per GPU")
+    assert "slots of a layer on" not in said(app.caption) and field(app, "Spare slots").value == number
 
 
 def test_loads_are_judged_in_sample_and_a_curve_of_another_cluster_or_without_intervals_asks_for_another(
@@ -336,8 +356,21 @@ def test_the_chart_marks_the_advised_number() -> None:
     assert "95 % interval +7.0 % to +11.0 %" in curve.hovertext[1]
     assert curve.y == pytest.approx([0, 9, 10]) and advised.x == (1,) and advised.text == ("advised",)
     assert figure.layout.title.text == "1 spare slot per GPU brings 9.0 % for 8 MB on all GPUs"
-    assert figure.layout.xaxis.ticktext == ("+0<br>0", "+1<br>8", "+2<br>16")
+    assert "hollow" not in figure.layout.xaxis.title.text
+    assert figure.layout.xaxis.ticktext == ("0<br>+0<br>0", "8<br>+1<br>8", "16<br>+2<br>16")
     assert "held out" in figure.layout.yaxis.title.text
+
+
+def test_numbers_that_engines_do_not_take_are_hollow_and_said_to_be() -> None:
+    few, more, most = points(0.0, 0.09, 0.1)
+    uneven = replace(more, slots=20, spare=4, even=False)
+    figure = charts.spare_slots([few, uneven, most], advice(32), True)
+    assert figure.data[1].marker.symbol == ("circle", "circle-open", "circle")
+    assert (
+        figure.layout.xaxis.ticktext[1] == "4<br>+0 or 1<br>8"
+        and "hollow: no engine takes it" in figure.layout.xaxis.title.text
+    )
+    assert spare.as_text([few, uneven])["Per GPU"].tolist() == ["+0", "+0 or 1"]
 
 
 def test_the_chart_while_it_runs_and_where_nothing_is_gained() -> None:

@@ -197,6 +197,13 @@ def test_uneven_plans(target):
     )
 
 
+@pytest.mark.parametrize("target", WITH_REPLICAS)
+def test_numbers_of_slots_that_gpus_do_not_divide_name_the_nearest(target):
+    assert advice_of(target, placed([[0, 1, 2], [3, 0]], [[0, 1, 2], [3, 1]])).endswith(
+        "; plan with 0 or 2 redundant experts in all instead of 1, or export its even projection instead (--even)"
+    )
+
+
 def test_uneven_layers_and_gpus_are_named_in_runs():
     model = model_of(6, (), 4)
     even, uneven = [[0], [1], [2], [3]], [[0, 1], [2], [3], []]

@@ -12,7 +12,7 @@ from engine.formats import is_huggingface, read_model, read_sizes
 from engine.serving import step as serving_step
 from engine.serving.figures import memory_of
 from engine.serving.roofline import RooflineOperators
-from engine.serving.sizes import TransformerSizes
+from engine.serving.sizes import TransformerSizes, named_serving, usual_serving
 from engine.serving.step import ServingStep, by_kind, load_of_step, recording_of_step, seconds_of
 from engine.workload import ExpertLoad, RoutingTrace
 from tests.cases.files import DEEPSEEK_V3, MIXTRAL
@@ -339,3 +339,21 @@ def test_an_assumed_launch_is_paid_for_every_kernel_of_every_layer():
     kernels = {"shared experts": 2, "dense FFN": 2}
     for slow, fast in zip(with_it, without, strict=True):
         assert slow.seconds - fast.seconds == pytest.approx(1e-5 * slow.layers * kernels.get(slow.name, 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "phase", "context", "output"),
+    [
+        ("decode_in2000out100", "decode", 2000, 100),
+        ("prefill_in1024", "prefill", 1024, 1000),
+        ("ISL1024-OSL=512", None, 1024, 512),
+        ("R1 input 300, output 20", None, 300, 20),
+        ("alpha-code", None, 2000, 1000),
+        ("min12 layout7, in8k out1.5k, in0", None, 2000, 1000),
+        ("spin4out99999999", None, 2000, 1000),
+    ],
+)
+def test_a_name_tells_the_tokens_in_and_out(name, phase, context, output):
+    step = named_serving(name, phase)
+    assert (step.context, step.output, step.phase) == (context, output, phase or "decode")
+    assert step.model_copy(update={"context": 2000, "output": 1000}) == usual_serving(phase or "decode")

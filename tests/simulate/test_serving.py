@@ -11,6 +11,7 @@ from engine.errors import InputError
 from engine.plan import Placement, Plan, Travel
 from engine.problem import MEMORY_SHARE, Problem, make_problem
 from engine.serving.aiconfigurator import choose_operators_of
+from engine.serving.figures import ServingFigures
 from engine.serving.roofline import RooflineOperators
 from engine.serving.sizes import TransformerSizes
 from engine.serving.step import Operator, OperatorsOfTypes, ServingStep, computing
@@ -190,6 +191,7 @@ def test_gpus_of_several_types_divide_the_sequences_by_their_speed():
     slow, fast = 2e-3 * dealt[0], 1e-3 * dealt[2]
     slowest = 4 * max(slow, fast) + max(slow + 2 * 0.5e-3, fast + 0.5e-3)  # MoE layers, then the dense one and the head
     assert served.figures.seconds == pytest.approx(slowest + sum(served.figures.moe.values()), rel=1e-3)
+    assert sum(served.figures.parts.values()) == pytest.approx(served.figures.seconds)
     assert served.figures.bound <= served.figures.seconds * (1 + 1e-9)
     even = serve(plan, problem, STEP, source, SIZES, dealt=np.full(4, 8)).figures
     assert even.seconds > served.figures.seconds
@@ -206,7 +208,13 @@ def test_keys_and_values_count_on_every_type_alone():
     problem = problem_of(cluster=cluster_of(*[make_gpu()] * 2, *[small] * 2))
     source, _ = choose_operators_of(None, MODEL, SIZES, problem.cluster, STEP)
     memory = serve(plan_of([0, 0, 0, 0, 1, 1, 2, 3], problem), problem, STEP, source, SIZES).figures.memory
-    assert memory.fits and memory.sequences < 8 and memory.most_sequences(STEP) == memory.sequences
+    assert memory.fits and memory.sequences < 8
+    kv = 150 * 2 * 2 * 16 * 5 * 2  # bytes of a sequence
+    held = [count * 4 * MODEL.bytes_per_expert for count in (4, 2, 1, 1)]
+    room = [
+        (MEMORY_SHARE * gpu.memory - mine - memory.others) // kv for gpu, mine in zip(problem.cluster.gpus, held, strict=True)
+    ]
+    assert memory.most_sequences(STEP) == sum(room) // 4
     long = STEP.model_copy(update={"context": 10_000_000})
     assert not serve(plan_of(BLOCKS, problem), problem, long, source, SIZES).figures.memory.fits
 
@@ -216,3 +224,71 @@ def test_equal_gpus_have_as_many_sequences_whatever_their_ports():
     assert serve(plan_of(BLOCKS, problem), problem, STEP, Stub(), SIZES).figures.memory.sequences is None
     with pytest.raises(InputError, match="no operators are timed for type-0; time them for every type"):
         serve(plan_of(BLOCKS, problem), problem, STEP, OperatorsOfTypes({computing(FAST): Stub()}), SIZES)
+
+
+def speeds(slow: float, fast: float) -> OperatorsOfTypes:
+    return OperatorsOfTypes({computing(make_gpu()): Stub(scale=slow), computing(FAST): Stub(scale=fast)})
+
+
+@pytest.mark.parametrize(("slow", "fast"), [(2.0, 1.0), (3.0, 1.0), (1.0, 1.0), (1.3, 0.7), (100.0, 1.0), (1.0, 7.0)])
+@pytest.mark.parametrize("sequences", [1, 3, 8])
+def test_no_other_deal_ends_sooner(slow, fast, sequences):
+    """All deals of whole sequences to two GPUs of either type, by hand: 5 ms a sequence and 0.5 ms, times the type's scale."""
+    problem = problem_of(cluster=MIXED)
+    step = STEP.model_copy(update={"sequences": sequences})
+    dealt = dealt_by_speed(problem, step, speeds(slow, fast), SIZES)
+
+    def ends(*counts):
+        return max(
+            scale * (5e-3 * count + 0.5e-3 * (count > 0)) for scale, count in zip((slow, slow, fast, fast), counts, strict=True)
+        )
+
+    total = 4 * sequences
+    every = [
+        (one, other - one, third, total - other - third)
+        for other in range(total + 1)
+        for one in {other // 2}
+        for third in {(total - other) // 2}
+    ]
+    assert dealt.sum() == total and ends(*dealt.tolist()) == pytest.approx(min(ends(*deal) for deal in every), rel=1e-6)
+
+
+def test_more_speed_in_a_type_never_slows_and_types_that_compute_alike_are_one_to_the_last_digit():
+    quick = cluster_of(
+        *[make_gpu(send=1e15, receive=1e15)] * 2,
+        *[FAST.model_copy(update={"send_bandwidth": 1e15, "receive_bandwidth": 1e15})] * 2,
+    )
+    problem = problem_of(cluster=quick)
+    plan = plan_of(BLOCKS, problem)
+    times = [
+        serve(plan, problem, STEP, speeds(2.0, fast), SIZES).figures.seconds for fast in (8, 3, 2, 1.5, 1.0, 0.9, 0.3, 0.01)
+    ]
+    assert times == sorted(times, reverse=True) and times[0] > 1.5 * times[-1]
+    twin = make_gpu().model_copy(update={"type": "twin"})
+    alike, mixed = problem_of(), problem_of(cluster=cluster_of(*[make_gpu()] * 2, *[twin] * 2))
+    both = OperatorsOfTypes({computing(gpu): RooflineOperators(MODEL, SIZES, gpu) for gpu in (make_gpu(), twin)})
+    for overlap in ("none", "two-batch"):
+        step = STEP.model_copy(update={"overlap": overlap})
+        one = serve(plan, alike, step, RooflineOperators(MODEL, SIZES, make_gpu()), SIZES).figures
+        two = serve(plan, mixed, step, both, SIZES).figures
+        assert (two.seconds, two.bound, two.parts, two.memory) == (one.seconds, one.bound, one.parts, one.memory)
+        assert not two.dealt
+
+
+@pytest.mark.parametrize(("overlap", "cut"), [("none", 0.5e-3), ("two-batch", 1e-3)])
+def test_a_timeline_of_the_whole_step_has_every_gpu_as_busy_as_it_is(overlap, cut):
+    """But for the longer heads of the slow GPUs, which the next step's beginning makes up for."""
+    problem = problem_of(cluster=MIXED)
+    step = STEP.model_copy(update={"overlap": overlap})
+    served = serve(plan_of(BLOCKS, problem), problem, step, source := speeds(2.0, 1.0), SIZES)
+    dealt, whole = dealt_by_speed(problem, step, source, SIZES), served.whole(MODEL)
+    assert whole.total == pytest.approx(served.figures.seconds)
+    dense = whole.events[whole.events["kind"] == "dense"]
+    busy = (dense["end"] - dense["start"]).groupby(dense["resource"]).sum()
+    heads = 2 if overlap == "two-batch" else 1
+    by_hand = np.array([2, 2, 1, 1]) * (5e-3 * dealt + heads * 0.5e-3)
+    missing = by_hand - busy.to_numpy()
+    assert missing[2:] == pytest.approx(0, abs=1e-12) and np.all((missing > -1e-12) & (missing < cut + 1e-12))
+    words = served.figures.dealt_in_words
+    assert words.startswith(f"{dealt[:2].min()}") and f"on each {FAST.type}" in words
+    assert ServingFigures.from_fields(served.figures.fields()) == served.figures

@@ -152,6 +152,23 @@ def test_a_curve_and_its_errors_by_hand():
     assert more.interval == pytest.approx((more.gain - 1.96 * more.error, more.gain + 1.96 * more.error), abs=1e-5)
 
 
+def test_numbers_in_all_are_tried_too_but_never_advised(monkeypatch):
+    """The one slot more halves expert 0: 3500 + 1000 + 2000 tokens on one GPU, and 3500 + 2000 on the other."""
+    monkeypatch.setattr(redundancy, "IN_ALL", (1, 2))
+    points = curve(problem_of(A), A, A)
+    assert [(at.slots, at.spare, at.slots_of_gpu, at.even) for at in points[:3]] == [
+        (4, 0, 2, True),
+        (5, 1, 3, False),
+        (6, 2, 3, True),
+    ]
+    assert [at.planned_balancedness for at in points[:3]] == pytest.approx([6000 / 8000, 6000 / 6500, 1])
+    judge = Judge(problem_of(A))
+    for same in (redundancy.Replication("eplb"), redundancy.Replication(groups=2)):
+        assert redundancy.counts_of(judge, same) == [4, 6, 8]
+    gains = [replace(point, gain=gain, error=0.0) for point, gain in zip(points[:3], (0.0, 0.5, 0.1), strict=True)]
+    assert redundancy.knee(gains).slots == 6
+
+
 def test_replicas_are_planned_and_judged_by_the_rule_of_copies():
     """A rank uses its own copy, and the first has three quarters of a. Experts 0 and 1 on both GPUs would leave it 8000 tokens
     with 2; 1 and 2 on both leave the other 7000 of 0, 250 and 500, and no copies less."""
@@ -187,7 +204,7 @@ def test_the_smallest_gpu_limits_all():
     cluster = cluster_of(*(make_gpu(kind, memory=memory) for kind, memory in enumerate(room)))
     judge = Judge(make_problem(workload, cluster, model, Datasheet()))
     assert redundancy.most_slots(judge)[0] == 3 and redundancy.most_slots(judge)[1].startswith("GPU 1 · type-1 has ")
-    assert redundancy.counts_of(judge) == [2, 3]
+    assert redundancy.counts_of(judge, redundancy.Replication()) == [6, 9]
     points = list(redundancy.redundancy(judge, workload, [workload]))
     assert [at.slots for at in points] == [6, 9]
 
@@ -226,7 +243,7 @@ def test_groups_stay_on_nodes():
 
 def test_asked_to_stop_it_ends_and_a_point_that_was_stopped_midway_ends_the_curve(monkeypatch):
     assert list(redundancy.redundancy(Judge(problem_of(A)), A, [B], stop=lambda: True)) == []
-    common = (Judge(problem_of(A)), A, ((B, B.load[None]),), redundancy.Replication(), [2, 3, 4])
+    common = (Judge(problem_of(A)), A, ((B, B.load[None]),), redundancy.Replication(), [4, 6, 8])
     whole = list(parallel.in_order(study._count, common, 3))
     monkeypatch.setattr(parallel, "in_order", lambda *_: iter([whole[0], (1, None), whole[2]]))
     assert [at.slots_of_gpu for at in redundancy.redundancy(Judge(problem_of(A)), A, [B])] == [2]

@@ -51,16 +51,22 @@ def outcome_of(problem: Problem, **options):
     st.sampled_from(("even", "uneven")),
     st.integers(0, 1),
     st.sampled_from(("best", "best", "concurrent", "matched")),
+    st.sampled_from(("per GPU", "in all")),
 )
-def test_a_plan_is_legal_as_fast_as_said_and_never_slower_than_any_other_system(problem, travel, slots, redundant, order):
+def test_a_plan_is_legal_as_fast_as_said_and_never_slower_than_any_other_system(
+    problem, travel, slots, redundant, order, spare
+):
     problem = replace(problem, travel=travel)
-    chosen = {"slots": slots, "redundant": redundant}
+    chosen = {"slots": slots, "redundant": redundant, "spare": spare}
     outcome = planned_or_skipped(lambda: outcome_of(problem, **chosen, order=order))
     result, plan = outcome.result, outcome.result.solution
     assert check_plan(plan, problem) == pytest.approx(result.objective, rel=1e-9)
     # EPLB fills the slots that equal GPUs have over, also where others may have unequal ones.
-    gpus = plan.placement.gpus
-    assert plan.placement.slots.sum(axis=1).max() <= (-(-problem.workload.num_experts // gpus) + redundant) * gpus
+    gpus, experts = plan.placement.gpus, problem.workload.num_experts
+    most = experts + redundant if spare == "in all" else (-(-experts // gpus) + redundant) * gpus
+    assert plan.placement.slots.sum(axis=1).max() <= most and (
+        slots == "uneven" or plan.placement.slots.max() <= -(-most // gpus)
+    )
     for name in OTHERS:
         known = SYSTEMS[name].options.model_fields
         settings_of = {"order": order} | chosen | PART

@@ -1,17 +1,19 @@
 """Replication as a recipe: slots that fit the memory, balancedness that can be counted again, and robust plans."""
 
 import re
+from itertools import combinations_with_replacement, product
 
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from engine.cluster import Cluster, Node
 from engine.compare.figures import metrics
 from engine.costs import Datasheet
 from engine.errors import InputError
 from engine.placement.replication.eplb import eplb as printed
-from engine.plan import Placement
+from engine.plan import Placement, redundant_experts
 from engine.problem import Problem, make_problem
 from engine.systems import SYSTEMS, run
 from engine.systems.base import Outcome
@@ -186,6 +188,67 @@ def test_no_gpu_gets_more_slots_than_there_are_experts(slots, redundant):
     assert placement.slots.tolist() == [[6] * 3] * 2
     assert balancedness_of(placement, problem).min() == pytest.approx(1)
     assert outcome.notes["replicas"].value.startswith("12 spare slots per layer")
+
+
+# Spare slots in all
+
+
+@pytest.mark.parametrize(
+    ("experts", "spare", "slots", "nearest"),
+    [
+        (6, 0, [2, 1, 2, 1], [2]),
+        (6, 1, [2, 2, 2, 1], [2]),
+        (6, 2, [2, 2, 2, 2], [2]),
+        (6, 5, [3, 3, 3, 2], [2, 6]),
+        (8, 1, [3, 2, 2, 2], [0, 4]),
+        (8, 3, [3, 3, 3, 2], [0, 4]),
+        (8, 4096, [8, 8, 8, 8], [24]),
+    ],
+)
+def test_slots_in_all_differ_by_one_and_nodes_get_them_in_turn(experts, spare, slots, nearest):
+    nodes = (Node(name="a", gpus=(make_gpu(),) * 2), Node(name="b", gpus=(make_gpu(),) * 2))
+    cluster = Cluster(name="two", nodes=nodes)
+    problem = problem_of(chained(0, 60, 2, experts, 0.5), cluster)
+    assert slots_per_gpu(problem, spare, "even", "in all").tolist() == slots
+    assert redundant_experts(experts, min(spare, 3 * experts), 4) == nearest
+    outcome = eplb(problem, redundant=spare, spare="in all")
+    assert np.all(outcome.result.solution.placement.slots == slots)
+    assert ("engines" in outcome.notes) == (len(set(slots)) > 1)
+    if len(set(slots)) > 1:
+        said = " or ".join(map(str, nearest))
+        assert f"need as many slots on every GPU: {said} spare ones in all, not {spare}" == outcome.notes["engines"].value
+        with pytest.raises(InputError, match=f"choose redundant={said} in all, or algorithm=best"):
+            eplb(problem, redundant=spare, spare="in all", algorithm="eplb")
+
+
+@pytest.mark.parametrize("spare", [0, 1, 2, 3])
+@pytest.mark.parametrize("seed", range(3))
+def test_no_layout_of_slots_in_all_beats_what_is_proven(spare, seed):
+    """Every expert in every slot of three GPUs, also twice on one."""
+    problem = problem_of(chained(seed, 80, 1, 4, 0.3), cluster_of(*[make_gpu()] * 3))
+    outcome = eplb(problem, redundant=spare, spare="in all", time_limit=2.0)
+    reached = balancedness_of(outcome.result.solution.placement, problem).min()
+    counts, load = outcome.result.solution.placement.slots[0], problem.workload.load[None]
+    assert counts.sum() == 4 + spare and np.ptp(counts) <= 1
+    contents = [combinations_with_replacement(range(4), count) for count in counts.tolist()]
+    rows = [[expert for gpu in gpus for expert in gpu] for gpus in product(*contents)]
+    placed = [np.array([row]) for row in rows if len(set(row)) == 4]
+    best = max(float(check_replication(row, load, 3, counts).min()) for row in placed)
+    most = float(re.search(r"at most ([\d.]+) is possible", said(outcome))[1])
+    assert reached <= best * (1 + 1e-9) and best <= most * 1.005
+    if "so this is optimal" in said(outcome):
+        assert reached == pytest.approx(best)
+
+
+@pytest.mark.parametrize(
+    ("room", "slots", "spare", "most"), [([2, 3, 4], "even", 3, 2), ([3, 3, 3], "even", 4, 3), ([1, 2, 6], "uneven", 4, 3)]
+)
+def test_too_many_slots_in_all_say_how_many_would_fit(room, slots, spare, most):
+    problem = problem_of(chained(0, 60, 2, 6, 0.5), with_room_for(room, 2, 6))
+    with pytest.raises(InputError, match=f"{6 + spare} slots per layer .*; choose redundant={most}$"):
+        eplb(problem, slots=slots, redundant=spare, spare="in all")
+    placement = eplb(problem, slots=slots, redundant=most, spare="in all").result.solution.placement
+    assert np.all(placement.slots <= room) and placement.slots.sum(axis=1).max() == 6 + most
 
 
 def test_a_small_gpu_beside_a_huge_one():

@@ -161,6 +161,7 @@ def names(*plans: Plan, chosen: dict[str, str] | None = None) -> list[str]:
         ({"workload": PROSE}, ["Aurora · on Alpha code", "Aurora · on Alpha prose"]),
         ({"cluster": LARGE}, ["Aurora · 8 mixed", "Aurora · 16 mixed"]),
         ({"redundant": 16}, ["Aurora · no spare slots", "Aurora · 36 slots (32 spare)"]),
+        ({"redundant": 3, "spare": "in all"}, ["Aurora · no spare slots", "Aurora · 7 slots (3 spare)"]),
         ({"travel": Travel(unit="node")}, ["Aurora · one row per token copy", "Aurora · one row per node"]),
         ({"order": "matched"}, ["Aurora · best order", "Aurora · matched order"]),
         ({"time_limit": 5.0}, ["Aurora · 20 s limit", "Aurora · 5 s limit"]),

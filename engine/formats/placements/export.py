@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from engine.errors import InputError
 from engine.model import MoEModel
-from engine.plan import Placement, Plan, Travel
+from engine.plan import Placement, Plan, Travel, redundant_experts
 
 PROJECT = "export its even projection instead (--even)"
 _ORDERS = {
@@ -88,8 +88,15 @@ def refuse_uneven(placement: Placement, engine: str) -> None:
         counts = sorted(set(slots[layer].tolist()), reverse=True)
         held = "; ".join(f"{count} on {_named('GPU', np.flatnonzero(slots[layer] == count))}" for count in counts)
         also = f"; also uneven: {_named('layer', uneven[1:])}" if len(uneven) > 1 else ""
+        spare = int(slots[layer].sum()) - placement.experts
+        near = redundant_experts(placement.experts, spare, placement.gpus) if spare else [0]
+        # Frameworks of training have no redundant experts, nor have plans for them.
+        advice = f"plan with {' or '.join(map(str, near))} redundant experts in all instead of {spare}, or " * (
+            spare not in near
+        )
         raise InputError(
-            f"{engine} needs as many slots on every GPU, but {_layer(placement, layer)} has {held}{also}; {PROJECT}"
+            f"{engine} needs as many slots on every GPU, but {_layer(placement, layer)} has {held}{also}; "
+            f"{advice if spare else ''}{PROJECT}"
         )
     other = int((slots[:, 0] != slots[0, 0]).argmax())
     totals = slots.sum(axis=1)

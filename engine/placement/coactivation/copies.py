@@ -53,13 +53,14 @@ def _served(instance: CoactivationInstance, layer: int, holds: Bools) -> tuple:
 
 
 def with_copies(
-    instance: CoactivationInstance, gpu_of_expert: Ints, spare: int, time_limit: float = math.inf, stop: Stop = never
+    instance: CoactivationInstance, gpu_of_expert: Ints, spare: Ints | int, time_limit: float = math.inf, stop: Stop = never
 ) -> Bools:
-    """bool[layer, expert, gpu], True for a copy: a GPU has `spare` more than its own experts, or fewer where none saves rows.
+    """bool[layer, expert, gpu], True for a copy: a GPU has its spare slots and its own experts, or fewer where none saves rows.
 
     A heuristic: it proves nothing.
 
     gpu_of_expert: int64[layer, expert], places that experts have in any case
+    spare: int64[gpu] slots of a layer, or as many on all
     time_limit: work, in seconds of an ordinary core as estimated from its amount, of which every layer has an even part and
         the rest of those before it
     """
