@@ -21,6 +21,11 @@ FEW = 16
 """Ranks that fit in a row."""
 
 
+def grace(job: Job) -> float:
+    """Seconds that a job is given to stop by itself."""
+    return TESTBED_GRACE if job.request.arguments.get("on") == "testbed" else runner.GRACE
+
+
 def watch() -> None:
     """The running launches of this session; once one has ended the page is drawn again, with its measurements."""
     running = any(not job.state.finished for job in cached.jobs(state.session.launch_jobs))
@@ -34,8 +39,7 @@ def _follow() -> None:
             state.visit.launch_shown = job.id
             st.rerun()
         if not finished:
-            on_testbed = job.request.arguments.get("on") == "testbed"
-            widgets.job_row(job, TESTBED_GRACE if on_testbed else runner.GRACE)
+            widgets.job_row(job, grace(job))
             ranks(job)
 
 
