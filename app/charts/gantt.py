@@ -141,6 +141,7 @@ def _bars(events: pd.DataFrame, timeline: Timeline, factor: float, named: set[st
             "marker": theme.bar(kind, timeline.source == "simulated", hatched=model > 0),
             "name": name,
             "legendgroup": name,
+            "legendrank": theme.rank(kind),
             "showlegend": name not in named,
             "customdata": _hover(events_of_kind, short, second),
             "hovertemplate": "%{customdata}<extra></extra>",

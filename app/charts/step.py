@@ -305,6 +305,7 @@ def _draw_lane(
             orientation="h",
             name=name,
             legendgroup=name,
+            legendrank=theme.rank(kind),
             showlegend=name not in seen,
             marker=theme.bar(kind, predicted),
             customdata=_hover(events_of_kind, exposed),

@@ -289,6 +289,11 @@ def legend_above(height: int) -> dict[str, Any]:
     return AS_WIDE_AS_CHART | {"y": 1 - 34 / height, "yanchor": "top"}
 
 
+def rank(kind: str) -> int:
+    """Place of a kind of event in a legend, whichever plan or lane has it first; other entries come behind."""
+    return list(KIND_TITLES).index(kind)
+
+
 def legend_lines(names: Iterable[str]) -> int:
     """Lines that a legend of these entries takes in a narrow window."""
     lines, used = 1, 0.0
