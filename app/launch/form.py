@@ -251,7 +251,7 @@ def _what_runs(launch: Launch, expected: Estimate | None) -> str:
     each = " each" if launch.plans[1:] else ""
     runs, most = f"Runs {names}, {passes}{each}", f"ends after {units.roughly(launch.limit)} at the latest"
     if expected is None:
-        return f"{runs}; {most}. How long it takes is known after the first launch there."
+        return f"{runs}; {most}."
     about = f"{runs}: {'at least' if expected.least else 'about'} {units.roughly(expected.seconds)} ({expected.how}); {most}."
     return f"{about} Raise the time limit, or choose fewer passes." if expected.seconds > launch.limit else about
 
