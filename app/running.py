@@ -75,5 +75,5 @@ def _row(job: Job) -> None:
             type="tertiary",
             disabled=standing is State.CANCELLING,
             on_click=runner.cancel,
-            args=(job, watch.GRACE if job.request.kind == "launch" else runner.GRACE),
+            args=(job, watch.grace(job)),
         )

@@ -33,11 +33,20 @@ SHORTEST = 1e-3
 """Least part of the time that is in sight."""
 
 
-def choose_view(whole: float, steps: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
+CRITICAL = "Critical path", "The step that all GPUs wait for longest; pressed again, the next longest."
+WAIT = "Longest wait", "The longest stretch in which the network is busy and nothing computes; pressed again, the next longest."
+"""The button that leads to the parts that matter, and its help: of a pass or serving step, and of a training step."""
+
+
+def choose_view(
+    whole: float, steps: Sequence[tuple[float, float]], lead: tuple[str, str] = CRITICAL
+) -> tuple[float, float] | None:
     """The buttons that move and zoom, and the seconds in sight; None: all of them.
 
-    whole: seconds; steps: begin and end of each step of the critical path, the longest first
+    whole: seconds; steps: begin and end of each part that matters, the longest first; lead: the button that leads there
     """
+    if not whole:
+        return None
     view = _asked_view(whole) or (0.0, whole)
     low, high = view
     moved = (high - low) / 4
@@ -52,10 +61,8 @@ def choose_view(whole: float, steps: Sequence[tuple[float, float]]) -> tuple[flo
             st.button(label, icon=f":material/{icon}:", shortcut=f"Shift+{keys}", on_click=_look_at, args=(to, whole))
         if steps:
             step = steps[turn % len(steps)]
-            help = "The step that all GPUs wait for longest; pressed again, the next longest."
-            st.button(
-                "Critical path", icon=":material/route:", help=help, on_click=_look_at, args=(_around(step, whole), whole)
-            )
+            label, help = lead
+            st.button(label, icon=":material/route:", help=help, on_click=_look_at, args=(_around(step, whole), whole))
         st.button(
             "All", icon=":material/fit_width:", disabled=view == (0.0, whole), on_click=_look_at, args=((0, whole), whole)
         )
@@ -240,11 +247,13 @@ def _gantt(steps: dict[str, ServedStep], model: MoEModel) -> None:
     title = f"{theme.plain(name)}: {units.seconds(step.figures.seconds)} a step, {layers} {share} of it"
     if drawn < len(step.timeline.resources):
         title += f" ({drawn} of {len(step.timeline.resources)} GPUs)"
+    dark, gone = st.context.theme.type == "dark", {of: gantt.longest_steps(own, first, last) for of, own in stretches.items()}
     with chart:
-        widgets.gantt(
-            gantt.gantt(stretches, first, last, title, None, drawn, ", second batch", st.context.theme.type == "dark"),
-            "served-gantt",
-        )
+        picture = st.container()
+        view = choose_view(max((end for ends in gone.values() for _, end in ends), default=0.0), gone[name])
+        with picture:
+            drawing = gantt.gantt(stretches, first, last, title, None, drawn, ", second batch", dark, view)
+            widgets.gantt(drawing, "served-gantt")
     what = "attention and the layer's other operators, then its MoE part; first embedding and dense layers, last the head"
     if step.figures.step.overlap == "two-batch":
         what = "two batches that take turns, attention among them; first embedding and dense layers, last the head"
@@ -269,7 +278,7 @@ def show_step(shown: dict[str, Plan], problem: Problem) -> None:
     title = verdict_line.headline(plan, problem)
     bounds = {name: cached.metrics(plan, problem).order_bound for name, plan in shown.items()} if phase == "step" else None
     with chart:
-        widgets.gantt(step_charts.step_gantt(timelines, parts, title, bounds), "step-gantt")
+        draw_step(timelines, parts, title, "step-gantt", bounds)
     verdict_line.say_made_for(plan, problem)
     _figures(plan, problem)
     groups = max(len(timeline.resources) for timeline in timelines.values())
@@ -278,9 +287,24 @@ def show_step(shown: dict[str, Plan], problem: Problem) -> None:
         limit = f" Of up to {groups} groups of GPUs the {step_charts.MOST_LANES} that compute longest are drawn."
     st.caption(
         "Outlined bars are simulated. GPUs that do the same at the same time share a lane. Hatched marks above a lane: the "
-        f"network is busy and the GPU computes nothing.{limit} Drag the slider below the chart to zoom."
+        f"network is busy and the GPU computes nothing.{limit} Drag the range below the chart to zoom."
     )
     st.caption(step.assumptions(problem))
+
+
+def draw_step(
+    timelines: dict[str, Timeline],
+    parts: dict[str, step_charts.Stretch],
+    title: str,
+    key: str,
+    bounds: dict[str, float] | None = None,
+) -> None:
+    """The chart of parts of training steps, see `step_charts.step_gantt`, above the buttons that move and zoom."""
+    picture = st.container()
+    waits = step_charts.longest_waits(next(iter(parts.values())))
+    view = choose_view(max(part.length for part in parts.values()), waits, WAIT)
+    with picture:
+        widgets.gantt(step_charts.step_gantt(timelines, parts, title, bounds, view), key)
 
 
 def _figures(plan: Plan, problem: Problem) -> None:

@@ -105,7 +105,7 @@ with chart:
     picture = st.container()
     gone = {name: gantt.longest_steps(stretch, first, last) for name, stretch in stretches.items()}
     longest = max((end for steps in gone.values() for _, end in steps), default=0.0)
-    view = timeline.choose_view(longest, gone[name_of(plan.id)]) if longest else None
+    view = timeline.choose_view(longest, gone[name_of(plan.id)])
     of = digest_of(title, *plans, *cached.key_of(problem), drawn_by, f"{first}-{last}", f"{view}")
     with picture:
         widgets.gantt(lambda: gantt.gantt(stretches, first, last, title, lines, drawn, dark=dark, view=view), "gantt", of)

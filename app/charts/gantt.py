@@ -16,18 +16,18 @@ import plotly.graph_objects as go
 from app.charts import theme
 from engine.cluster import Cluster
 from engine.simulate.events import last_of_steps
-from engine.timeline import KINDS, Timeline
+from engine.timeline import Timeline
 from engine.units import TIME, scale_of, seconds, share, size
 
 MOST_BARS = 5000
 """Events drawn as bars; a browser gets slow above, so longer stretches must be chosen by layer."""
-SECOND = ", second model"
+SECOND, CRITICAL = ", second model", "Critical path"
 HEIGHT = 640
 """Pixels of a chart with many lanes: its time axis stays in sight on a laptop."""
 LANE, LABEL = 26, 15
 """Pixels of a lane if there are few, and of a lane's name."""
-ABOVE, BELOW, TITLE = 84, 88, 30
-"""Pixels above the first plan's lanes, below the last one's (times and range bar), and of a plan's name."""
+ABOVE, BELOW, TITLE = 54, 88, 30
+"""Pixels above the first plan's lanes besides the legend, below the last one's (times and range bar), and of a plan's name."""
 
 Drawn = dict[str, Any]
 """A part of a figure as plotly's JSON has it."""
@@ -63,8 +63,8 @@ def gantt(
     longest = max((events["end"].max() for events in parts.values() if len(events)), default=0.0)
     factor, unit = scale_of(longest, TIME)
     lanes = lanes or max(len(timeline.resources) for timeline in timelines.values())
-    # Two models have twice as many kinds; their legend takes a second row.
-    above = ABOVE + 26 * any((events["model"] > 0).any() for events in parts.values())
+    entries = {theme.KIND_TITLES[kind] + second * model for part in parts.values() for kind, model in _kinds(part)}
+    above = ABOVE + theme.LINE * theme.legend_lines([*entries, CRITICAL])
     plot = min(HEIGHT - above - BELOW, (LANE * lanes + TITLE) * len(parts))
     lane = (plot - TITLE * (len(parts) - 1)) / len(parts) / lanes
     # Plain dictionaries, which a figure takes all at once: added one by one they take plotly three times as long.
@@ -99,6 +99,10 @@ def gantt(
     return theme.finish(go.Figure(traces, layout), title, height, top=above)
 
 
+def _kinds(events: pd.DataFrame) -> set[tuple[str, int]]:
+    return set(events[["kind", "model"]].drop_duplicates().itertuples(index=False, name=None))
+
+
 def longest_steps(timeline: Timeline, first: int, last: int) -> list[tuple[float, float]]:
     """Begin and end of every step of the critical path, in seconds from the begin of layer `first`, the longest one first."""
     steps = last_of_steps(_stretch(timeline, first, last)).sort_values("seconds", ascending=False, kind="stable")
@@ -122,7 +126,7 @@ def _bars(events: pd.DataFrame, timeline: Timeline, factor: float, named: set[st
     short = [name.split(" · ")[0] for name in timeline.resources]
     traces = []
     places = events.groupby(["model", "kind"], observed=True).indices
-    for model, kind in product(range(2), KINDS):
+    for model, kind in product(range(2), theme.KIND_TITLES):
         if (model, kind) not in places:
             continue
         events_of_kind = events.iloc[places[model, kind]]
@@ -137,6 +141,7 @@ def _bars(events: pd.DataFrame, timeline: Timeline, factor: float, named: set[st
             "marker": theme.bar(kind, timeline.source == "simulated", hatched=model > 0),
             "name": name,
             "legendgroup": name,
+            "legendrank": theme.rank(kind),
             "showlegend": name not in named,
             "customdata": _hover(events_of_kind, short, second),
             "hovertemplate": "%{customdata}<extra></extra>",
@@ -158,7 +163,7 @@ def _path(events: pd.DataFrame, factor: float, colour: str) -> Drawn:
         "y": path["lane"].to_numpy(),
         "mode": "lines",
         "line": {"color": colour, "width": 1.25},
-        "name": "Critical path",
+        "name": CRITICAL,
         "legendgroup": "critical",
         "hoverinfo": "skip",
     }
@@ -340,7 +345,7 @@ def _wait_bars(
     factor, unit = scale_of(float(shown.groupby(by)["seconds"].sum().max()), TIME)
     times = shown.groupby(["model", "kind", by], observed=True)["seconds"].sum().unstack(fill_value=0.0)[list(names)]
     traces = []
-    for model, kind in product((0, 1), KINDS):
+    for model, kind in product((0, 1), theme.KIND_TITLES):
         if (model, kind) not in times.index:
             continue
         name, own = theme.KIND_TITLES[kind] + SECOND * model, times.loc[model, kind].to_numpy()

@@ -36,6 +36,8 @@ def by_kind(
     total, waiting: (predicted, measured)
     dark: the page's theme
     """
+    order = sorted(range(len(kinds)), key=lambda at: list(KIND_TITLES).index(kinds[at]))
+    kinds, predicted, measured = ([column[at] for at in order] for column in (kinds, predicted, measured))
     names = [*(KIND_TITLES[kind] for kind in kinds), WAITING]
     colours = [*(KIND_COLOURS[kind] for kind in kinds), NEUTRAL]
     before, after = waiting

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 from app.charts import stacks, theme
 from engine.compare.figures import Metrics
-from engine.timeline import COMPUTE_KINDS, KINDS, Timeline
+from engine.timeline import COMPUTE_KINDS, Timeline
 from engine.units import TIME, scale_of, seconds, share, size
 
 MOST_BARS = 5000
@@ -169,14 +169,29 @@ TITLE, NAME, THIN, LANE, GAP, PIXELS = 0.7, 0.34, 0.16, 0.32, 0.14, 66
 """Heights on the y axis: a plan's title, a lane's name, the exposed marks, a half-lane, and between lanes; pixels of 1."""
 
 
+ABOVE, BELOW = 24, 96
+"""Pixels above the plot besides the legend, and below it (times and range bar)."""
+
+
+def longest_waits(part: Stretch) -> list[tuple[float, float]]:
+    """Begin and end of the exposed communication of a part's first lane, in seconds from its begin, the longest first."""
+    waits = part.exposed[0] if part.exposed else np.empty((0, 2))
+    return [tuple(wait) for wait in waits[np.argsort(waits[:, 0] - waits[:, 1], kind="stable")].tolist()]
+
+
 def step_gantt(
-    timelines: dict[str, Timeline], parts: dict[str, Stretch], title: str, bounds: dict[str, float] | None = None
+    timelines: dict[str, Timeline],
+    parts: dict[str, Stretch],
+    title: str,
+    bounds: dict[str, float] | None = None,
+    view: tuple[float, float] | None = None,
 ) -> go.Figure:
     """The parts of the timelines by name, one above the other on one time axis, with a slider below to zoom.
 
     Measured bars have no outline. Every group of alike GPUs has marks at exposed communication, all-to-alls, all-reduces, and
     computation.
     bounds: seconds from the start of the part, as a dashed line with its value
+    view: seconds from the start of the part that are in sight; None: all
     """
     longest = max((part.length for part in parts.values()), default=0.0)
     factor, unit = scale_of(longest, TIME)
@@ -187,11 +202,11 @@ def step_gantt(
         top, names = y, timelines[name].resources
         alone = len(part.lanes) == 1
         text = f"{theme.plain(name)} · {seconds(part.length)}" + (f" · {theme.plain(names[part.lanes[0]])}" if alone else "")
-        notes.append(_text(0, y + 0.22, text, 13, "left"))
+        notes.append(_text(None, y + 0.22, text, 13, "left"))
         y += TITLE
         for lane, exposed, backward in zip(part.lanes, part.exposed, part.backward, strict=True):
             if not alone:
-                notes.append(_text(0, y + NAME / 2, theme.plain(names[lane]), theme.SMALLEST, "left"))
+                notes.append(_text(None, y + NAME / 2, theme.plain(names[lane]), theme.SMALLEST, "left"))
                 y += NAME
             own = part.events[part.events["resource"] == lane]
             places = _places(y)
@@ -208,20 +223,26 @@ def step_gantt(
             at, text = bounds[name] / factor, f"bound {seconds(bounds[name])}"
             lines.append(_upright(at, top + TITLE, y - GAP, "dash"))
             notes.append(_text(at, top + TITLE - 0.16, text, theme.SMALLEST, "center"))
-    height = int(PIXELS * y / 0.9) + 190
+    kinds = {kind for part in parts.values() for kind in part.events["kind"].unique()}
+    above = ABOVE + theme.LINE * theme.legend_lines([EXPOSED_TITLE, *(theme.KIND_TITLES[kind] for kind in kinds)])
+    plot = int(PIXELS * y / 0.9)
+    height = plot + above + BELOW
     span = [0, longest / factor * 1.02 or 1]
-    figure.update_xaxes(ticksuffix=f" {unit}", range=span, rangeslider=theme.range_bar(span, height - 190))
+    seen_part = span if view is None else [view[0] / factor, view[1] / factor]
+    figure.update_xaxes(ticksuffix=f" {unit}", range=seen_part, rangeslider=theme.range_bar(span, plot))
     tickfont = {"size": theme.SMALLEST}
     figure.update_yaxes(
         tickvals=list(ticks), ticktext=list(ticks.values()), tickfont=tickfont, range=[y, -0.05], showgrid=False, zeroline=False
     )
     drawn = {"annotations": notes, "shapes": lines}
-    return theme.finish(figure, title, height, top=94, barmode="overlay", legend=theme.legend_above(height), **drawn)
+    return theme.finish(figure, title, height, top=above, barmode="overlay", legend=theme.legend_above(height), **drawn)
 
 
-def _text(x: float, y: float, text: str, size: int, anchor: str) -> dict:
+def _text(x: float | None, y: float, text: str, size: int, anchor: str) -> dict:
+    """A note. x: None: at the left edge, whatever part is in sight"""
     look = {"showarrow": False, "font": {"size": size}, "xanchor": anchor, "yanchor": "middle"}
-    return {"x": x, "y": y, "text": text} | look
+    place = {"x": 0, "xref": "x domain"} if x is None else {"x": x}
+    return {"y": y, "text": text} | place | look
 
 
 def _upright(x: float, top: float, bottom: float, dash: str) -> dict:
@@ -270,7 +291,7 @@ def _draw_lane(
     predicted: bool,
     seen: set[str],
 ) -> None:
-    for kind in KINDS:
+    for kind in theme.KIND_TITLES:
         events_of_kind = events[events["kind"] == kind]
         if not len(events_of_kind):
             continue
@@ -284,6 +305,7 @@ def _draw_lane(
             orientation="h",
             name=name,
             legendgroup=name,
+            legendrank=theme.rank(kind),
             showlegend=name not in seen,
             marker=theme.bar(kind, predicted),
             customdata=_hover(events_of_kind, exposed),

@@ -23,18 +23,19 @@ KIND_COLOURS = {
 }
 KIND_TITLES = {
     "dense": "Attention, dense compute",
+    "attention": "Attention beyond that at home",
     "gate": "Gate",
     "dispatch": "Dispatch all-to-all",
     "ffn": "Expert FFN",
     "combine": "Combine all-to-all",
     "aggregate": "Aggregate",
+    "prompt_gather": "All-gather of prompts",
+    "all_gather": "All-gather",
     "dx": "dX, gradient of inputs",
     "dw": "dW, gradient of weights",
-    "all_gather": "All-gather",
     "all_reduce": "All-reduce",
-    "prompt_gather": "All-gather of prompts",
-    "attention": "Attention beyond that at home",
 }
+"""Title of every kind of event, in the order in which every legend and chart has them, which is that of PARTS."""
 
 EXPOSED = "#DC267F"
 PARTS = {
@@ -93,6 +94,9 @@ EDGE = 0.55
 """Brightness of an outline relative to its bar."""
 SMALLEST = 12
 """Pixels of the smallest text."""
+NARROW, SYMBOL, LETTER, LINE = 640, 44, 6, 28
+"""Pixels of a chart in a window of 1024, of a legend's symbol, of a letter in the mean, and of a line of a legend above a
+plot."""
 TITLE_ROOM = 26
 """Pixels of a figure's title and of the space below it."""
 AS_WIDE_AS_CHART = {"orientation": "h", "xref": "container", "x": 0, "xanchor": "left", "yref": "container"}
@@ -283,6 +287,20 @@ def _fill(owner: dict[str, Any], font: str, usual: dict[str, Any]) -> None:
 def legend_above(height: int) -> dict[str, Any]:
     """A legend between the title and the plot of a chart of this height in pixels, as wide as the chart."""
     return AS_WIDE_AS_CHART | {"y": 1 - 34 / height, "yanchor": "top"}
+
+
+def rank(kind: str) -> int:
+    """Place of a kind of event in a legend, whichever plan or lane has it first; other entries come behind."""
+    return list(KIND_TITLES).index(kind)
+
+
+def legend_lines(names: Iterable[str]) -> int:
+    """Lines that a legend of these entries takes in a narrow window."""
+    lines, used = 1, 0.0
+    for name in names:
+        width = SYMBOL + LETTER * len(name)
+        lines, used = (lines, used + width) if used + width <= NARROW else (lines + 1, width)
+    return lines
 
 
 def legend_below(y: float) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from engine.cluster import Cluster
 from engine.errors import InputError, UndecidedError
 from engine.goal import Goal
 from engine.jobs.launches import RUN
+from engine.jobs.runtimes import Estimate, expect
 from engine.launch.places.destination import CPUS_PER_RANK, MEMORY_PER_RANK, SCHEDULERS, Destination, as_drawn, gpus_of
 from engine.launch.places.devices import MOST_RANKS, Devices
 from engine.launch.preparation.launch import Launch, On, PreparedLaunch
@@ -203,7 +204,8 @@ def form(problem: Problem, plan: Plan, past: list[Launched], actions: DeltaGener
         lines = [f"{plain(name)}: {tables.balance_sentence(even.factors)}" for name, even in balances.items()]
         st.caption("  \n".join([f"{tables.COLUMN} on the GPUs of the plan, all tokens", *lines]))
         not_now = fault or (None if on_cluster else history.why_not_now(past))
-        _start(launch, refused, not_now, prepared, actions)
+        expected = expect(prepared, [took for run in past if (took := run.brief.took)])
+        _start(launch, refused, not_now, prepared, expected, actions)
     with right:
         if on_cluster:
             st.subheader("What is submitted", anchor=False)
@@ -212,7 +214,14 @@ def form(problem: Problem, plan: Plan, past: list[Launched], actions: DeltaGener
             _command(prepared)
 
 
-def _start(launch: Launch, refused: str | None, not_now: str | None, prepared: PreparedLaunch, actions: DeltaGenerator) -> None:
+def _start(
+    launch: Launch,
+    refused: str | None,
+    not_now: str | None,
+    prepared: PreparedLaunch,
+    expected: Estimate | None,
+    actions: DeltaGenerator,
+) -> None:
     if refused:
         st.warning(refused, icon=":material/lock:")
     label = "Start" if launch.destination is None else "Submit"
@@ -230,15 +239,21 @@ def _start(launch: Launch, refused: str | None, not_now: str | None, prepared: P
     elif prepared.failed:
         actions.markdown(f":red[:material/cancel:] **{prepared.failed.name}**: {plain(prepared.failed.text)}", width="stretch")
     else:
-        actions.caption(plain(" ".join([_what_runs(launch), *_what_it_cannot_show(launch, prepared)])), width="stretch")
+        actions.caption(
+            plain(" ".join([_what_runs(launch, expected), *_what_it_cannot_show(launch, prepared)])), width="stretch"
+        )
 
 
-def _what_runs(launch: Launch) -> str:
-    """The plans by name, and for how long at most."""
+def _what_runs(launch: Launch, expected: Estimate | None) -> str:
+    """The plans by name, for how long about and at most."""
     names = " and ".join(plan.name for plan in launch.plans)
     passes = f"{launch.repeats} timed pass{'' if launch.repeats == 1 else 'es'}"
     each = " each" if launch.plans[1:] else ""
-    return f"Runs {names}, {passes}{each}; ends after {units.roughly(launch.limit)} at the latest."
+    runs, most = f"Runs {names}, {passes}{each}", f"ends after {units.roughly(launch.limit)} at the latest"
+    if expected is None:
+        return f"{runs}; {most}."
+    about = f"{runs}: {'at least' if expected.least else 'about'} {units.roughly(expected.seconds)} ({expected.how}); {most}."
+    return f"{about} Raise the time limit, or choose fewer passes." if expected.seconds > launch.limit else about
 
 
 def _what_it_cannot_show(launch: Launch, prepared: PreparedLaunch) -> list[str]:

@@ -4,6 +4,7 @@ Ended launches are noted in the team's database, so that their measurements stan
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -160,7 +161,7 @@ def _measured(launch: Launched) -> None:
         phase, first, last = timeline.choose_part(list(pair.values()))
         parts = {name: step_charts.stretch(timeline, phase, first, last) for name, timeline in pair.items()}
         title = f"The step took {units.seconds(total[1])}, predicted were {units.seconds(total[0])}"
-        widgets.gantt(step_charts.step_gantt(pair, parts, title), "launch-step-gantt")
+        timeline.draw_step(pair, parts, title, "launch-step-gantt")
     testbed = report.testbed
     place = f"{report.device}, links of {testbed.name}" if testbed else report.device
     st.caption(f"The prediction uses {plain(run.predicted['cost_source'])}. Measured on {plain(place)}.")
@@ -244,4 +245,8 @@ def _gantt_of_layers(pair: dict[str, Timeline], key: str) -> None:
             icon=":material/warning:",
         )
     title, dark = "Predicted, its bars with a darker outline, above measured", st.context.theme.type == "dark"
-    widgets.gantt(lambda: gantt_charts.gantt(pair, first, last, title, dark=dark), f"gantt-{key}", f"{first}-{last}")
+    picture, steps = st.container(), [gantt_charts.longest_steps(own, first, last) for own in pair.values()]
+    view = timeline.choose_view(max((end for ends in steps for _, end in ends), default=0.0), steps[-1])
+    with picture:
+        drawn = partial(gantt_charts.gantt, pair, first, last, title, dark=dark, view=view)
+        widgets.gantt(drawn, f"gantt-{key}", f"{first}-{last}, {view}")

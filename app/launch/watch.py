@@ -7,17 +7,23 @@ import streamlit as st
 from app import cached, failing, state, tables, widgets
 from app.launch.history import Launched
 from engine import units
+from engine.jobs import runner
 from engine.jobs.launches import run_folder
 from engine.jobs.runner import Job
 from engine.launch.rank.failure import log_tail, standing
 
-GRACE = 8.0
-"""Seconds in which a stopped launch may end by itself: a testbed takes its network apart."""
+TESTBED_GRACE = 8.0
+"""Seconds in which a stopped launch on a testbed may end by itself: it takes its network apart."""
 
 LINES = 400
 HEIGHT = 330
 FEW = 16
 """Ranks that fit in a row."""
+
+
+def grace(job: Job) -> float:
+    """Seconds that a job is given to stop by itself."""
+    return TESTBED_GRACE if job.request.arguments.get("on") == "testbed" else runner.GRACE
 
 
 def watch() -> None:
@@ -33,7 +39,7 @@ def _follow() -> None:
             state.visit.launch_shown = job.id
             st.rerun()
         if not finished:
-            widgets.job_row(job, GRACE)
+            widgets.job_row(job, grace(job))
             ranks(job)
 
 

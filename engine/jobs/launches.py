@@ -1,9 +1,13 @@
 """Jobs on attached devices: launches of plans, and calibrations."""
 
 import contextlib
+import time
+from bisect import bisect_right
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import pandas as pd
 from pydantic import Field, PlainSerializer, SkipValidation
 
@@ -11,14 +15,17 @@ from engine.costs import CostProfile
 from engine.costs.device_profile import DeviceProfile
 from engine.errors import InputError
 from engine.files import write_atomically
+from engine.goal import Goal
 from engine.jobs.kinds import Answer, Ask, Document
 from engine.jobs.protocol import Context
 from engine.jobs.runner import Job
+from engine.jobs.runtimes import Estimate, Took, expect, work_of
 from engine.launch.calibration.calibrate import calibrate, plan_sweep
 from engine.launch.places.devices import attached
 from engine.launch.places.testbed import Testbed
-from engine.launch.preparation.launch import Launch, On, plans_in
+from engine.launch.preparation.launch import Launch, On, PreparedLaunch, plans_in
 from engine.launch.preparation.prepare import prepare
+from engine.launch.rank.instructions import BEGINS, COMPARED
 from engine.launch.results.comparison import compare
 from engine.launch.results.preference import prefer
 from engine.launch.results.run import MeasuredPlan, Run
@@ -36,7 +43,7 @@ BRIEF = "brief.json"
 
 class Brief(Frozen):
     """The line of a launch in a list; its result is large. predicted, measured: seconds of each plan, once known; smaller: the
-    words on a model that was shrunk."""
+    words on a model that was shrunk; took: of one that has ended on this machine."""
 
     plans: tuple[str, ...]
     on: On
@@ -45,6 +52,7 @@ class Brief(Frozen):
     predicted: tuple[float, ...] = ()
     measured: tuple[float, ...] = ()
     smaller: str = ""
+    took: Took | None = None
 
 
 class LaunchAsk(Ask):
@@ -175,13 +183,56 @@ def launch(ask: LaunchAsk, context: Context) -> LaunchAnswer:
     names = tuple(plan.name for plan in asked.plans)
     brief = Brief(plans=names, on=asked.on, ranks=prepared.instructions.ranks, tokens=prepared.tokens, smaller=prepared.smaller)
     write_atomically(context.folder / BRIEF, brief.to_json())
-    answer = describe_run(run(prepared, context.folder / RUN, context.stop, context.report), prepared.testbed)
+    clock = _Clock(context, expect(prepared, past_times(context.folder.parent)), prepared)
+    answer = describe_run(run(prepared, context.folder / RUN, context.stop, clock.report), prepared.testbed)
     figures = {
         "predicted": tuple(launched.predicted_seconds for launched in answer.runs),
         "measured": tuple(launched.measured_seconds for launched in answer.runs),
+        "took": clock.took(),
     }
     write_atomically(context.folder / BRIEF, brief.model_copy(update=figures).to_json())
     return answer
+
+
+def past_times(jobs: Path) -> Iterator[Took]:
+    """The launches that have ended here, newest first. jobs: the folder of all jobs"""
+    for path in sorted(jobs.glob(f"*/{BRIEF}"), reverse=True):
+        with contextlib.suppress(OSError, InputError):
+            if took := Brief.from_json(path.read_bytes(), BRIEF).took:
+                yield took
+
+
+class _Clock:
+    """Passes a launch's reports on, with the share of its time that is expected to be over, and times its three parts."""
+
+    def __init__(self, context: Context, expected: Estimate | None, launch: PreparedLaunch) -> None:
+        self._context, self._work = context, work_of(launch)
+        self._expected = None if expected is None or expected.least else expected
+        self._ends = (0.0, BEGINS, COMPARED[launch.instructions.goal is Goal.TRAINING], 1.0)
+        self._began = [time.monotonic()]
+        if self._work is not None:
+            self.report(0.0, "starting the ranks")
+
+    def report(self, done: float | None, message: str, incumbent: float | None = None, bound: float | None = None) -> None:
+        """As `Context.report`."""
+        if done is None or self._work is None:
+            self._context.report(done, message, incumbent, bound)
+            return
+        part = min(bisect_right(self._ends, done), 3) - 1
+        while len(self._began) <= part:
+            self._began.append(time.monotonic())
+        share, whole = done, None if self._expected is None else self._expected.seconds
+        if whole:
+            inside = (done - self._ends[part]) / (self._ends[part + 1] - self._ends[part])
+            share = (sum(self._expected[:part]) + self._expected[part] * inside) / whole
+        self._context.report(share, message, incumbent, bound, whole)
+
+    def took(self) -> Took | None:
+        """The times of a launch that has just ended; None if it did not come to its comparison."""
+        if self._work is None or len(self._began) < 3:
+            return None
+        start, passes, check = np.diff([*self._began, time.monotonic()]).tolist()
+        return Took(work=self._work, start=start, passes=passes, check=check)
 
 
 def brief_of(job: Job) -> Brief | None:

@@ -1,4 +1,4 @@
-"""Seconds that a system, and a running job, is likely to take: from measured runs, of this machine if there are some.
+"""Seconds that a system, a launch and a running job are likely to take: from measured runs, of this machine if there are some.
 
 Switchyard ships with runs of `tests/benchmarks/bench_runtimes.py`, through which a power law in layers, experts and GPUs is
 laid for each system. Runs of this machine, which jobs note in the data folder, give the factor by which it is faster or slower
@@ -11,10 +11,10 @@ import json
 import math
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 from pydantic import Field, JsonValue, TypeAdapter
@@ -27,6 +27,11 @@ from engine.parallel.processes import processors
 from engine.problem import Problem
 from engine.schema import Frozen
 from engine.systems.base import System
+from engine.units import digits, ratio
+from engine.workload import digest_of
+
+if TYPE_CHECKING:
+    from engine.launch.preparation.launch import PreparedLaunch
 
 SHIPPED = Path(__file__).with_name("runtimes.json")
 NOTES = "runtimes.jsonl"
@@ -217,3 +222,109 @@ def seconds_left(job: Job) -> float | None:
     else:
         return None
     return max(0.0, yet - (time.time() - latest.time))
+
+
+class Work(Frozen):
+    """The work of a launch on this machine.
+
+    place: the machine and the devices
+    shape: digest of all that the times depend on, but for the plans themselves and the number of passes
+    flops: of one pass of all plans
+    turns: passes of each plan, the warm-up among them
+    """
+
+    place: str
+    shape: str
+    ranks: int = Field(ge=1)
+    flops: float = Field(gt=0)
+    turns: int = Field(ge=1)
+
+
+class Took(Frozen):
+    """Seconds of a finished launch: until the first pass, of all passes, and of the comparison with its report."""
+
+    work: Work
+    start: float = Field(ge=0)
+    passes: float = Field(ge=0)
+    check: float = Field(ge=0)
+
+
+class Estimate(NamedTuple):
+    """Seconds that a launch is likely to take, see `Took`. how: the source, in words; least: True if it takes longer, as only
+    its products are counted."""
+
+    start: float
+    passes: float
+    check: float
+    how: str
+    least: bool = False
+
+    @property
+    def seconds(self) -> float:
+        return self.start + self.passes + self.check
+
+
+def work_of(launch: "PreparedLaunch") -> Work | None:
+    """The work of a launch; None on a cluster, where it waits for its turn."""
+    from engine.launch.step.sizes import step_flops  # pages that show the time left need none of it
+
+    own = launch.instructions
+    if launch.destination is not None:
+        return None
+    if own.step is not None:
+        flops = own.ranks * sum(step_flops(own.model, own.step, plan) for plan in own.plans)
+    else:
+        sizes = zip(launch.workloads, (own.model, own.model_b), strict=False)
+        passed = sum(trace.tokens * trace.layers * trace.k * model.ffn_flops_per_token for trace, model in sizes)
+        flops = len(own.plans) * passed
+    where = "testbed" if launch.testbed is not None else "local"
+    place = " · ".join((machine(), where, own.backend, f"{own.gpus} GPUs", own.goal))
+    alone = own.model_copy(update={"plans": (), "repeats": 1, "limit": 1.0}).to_json()
+    shape = digest_of(str(alone), len(own.plans), *(trace.tokens for trace in launch.workloads if own.step is None))
+    return Work(place=place, shape=shape, ranks=own.ranks, flops=flops, turns=own.repeats + 1)
+
+
+def expect(launch: "PreparedLaunch", past: Iterable[Took]) -> Estimate | None:
+    """Seconds that a launch is likely to take: as long as the last one of its shape here; else by its FLOP from the most alike
+    one; without any, at least as long as a product of matrices says that is timed now. None on a cluster, and on GPUs before
+    the first launch.
+
+    past: the launches that have ended, newest first
+    """
+    own = work_of(launch)
+    if own is None:
+        return None
+    here = [took for took in past if took.work.place == own.place]
+    same = next((took for took in here if took.work.shape == own.shape), None)
+    if like := same or min(here, key=lambda took: _unlike(took.work, own), default=None):
+        more = own.flops / like.work.flops
+        how = "from the last launch of this shape" if same else f"from the most similar launch so far, {ratio(more)} its FLOP"
+        start = like.start * own.ranks / like.work.ranks  # ranks that start share the processors
+        return Estimate(start, like.passes * more * own.turns / like.work.turns, like.check * more, how)
+    if launch.instructions.gpus:
+        return None
+    model = launch.instructions.model
+    rate = _flops_per_second(min(model.d_model, WIDEST), min(model.d_ff, WIDEST))
+    work, pace = digits(own.flops * (own.turns + 1) / 1e9), digits(rate / 1e9)
+    how = f"{work} GFLOP at {pace} GFLOP/s, timed just now; the first launch here will tell more"
+    return Estimate(0.0, own.flops * own.turns / rate, own.flops / rate, how, least=True)
+
+
+def _unlike(work: Work, other: Work) -> float:
+    return abs(math.log(work.flops / other.flops)) + abs(math.log(work.ranks / other.ranks))
+
+
+WIDEST, ROWS = 2048, 256
+"""Most rows and columns of the matrices that are timed, and the rows multiplied with them."""
+
+
+@functools.lru_cache(maxsize=16)
+def _flops_per_second(inner: int, outer: int) -> float:
+    """FLOP/s of this machine's processors in a product of matrices in 32 bits, the best of a few."""
+    rows, weights = np.ones((ROWS, inner), np.float32), np.ones((inner, outer), np.float32)
+    seconds = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        rows @ weights
+        seconds.append(time.perf_counter() - begin)
+    return 2.0 * ROWS * inner * outer / min(seconds)

@@ -23,17 +23,13 @@ from engine.launch.rank.coherent import Coherent
 from engine.launch.rank.colocated import Colocated
 from engine.launch.rank.context import Executor, RankContext
 from engine.launch.rank.forward import Forward
-from engine.launch.rank.instructions import MACHINE_TIMES, REPORT, read_instructions, writing
+from engine.launch.rank.instructions import BEGINS, COMPARED, MACHINE_TIMES, REPORT, read_instructions, writing
 from engine.launch.rank.joining import joined, leave_with_parent, reporting_failure
 from engine.launch.rank.links import links_of
 from engine.launch.rank.measure_machine import measure_machine
 from engine.launch.rank.recorder import Recorder
 from engine.launch.rank.settings import settle
 from engine.plan import Plan
-
-COMPARED = {False: 0.85, True: 0.2}
-"""The part of a launch that is done when the comparison begins: of a training step one process does the work of all
-ranks, one tensor after another. Measured with two plans of GPT2-S-MoE at half its width on two cores: 26 of 157 s."""
 
 
 def main(folder: Path) -> None:
@@ -86,15 +82,18 @@ def run(context: RankContext, folder: Path) -> None:
         which += f", {instructions.plans[index].name}" if plans > 1 else ""
 
         def report(done: float, message: str, turn: int = turn, which: str = which) -> None:
-            context.report(0.05 + (compared - 0.05) * (turn + done) / len(turns), f"{which}, {message}")
+            context.report(BEGINS + (compared - BEGINS) * (turn + done) / len(turns), f"{which}, {message}")
 
         recorder.begin(index, number)
         executors[index].run(report)
         recorder.end()
     with writing(folder):
         recorder.save(folder / f"events-{context.rank}.npz")
-    context.report(compared, "comparing with the unplanned computation")
-    differences = [executor.difference() for executor in executors]
+    differences = []
+    for number, executor in enumerate(executors):
+        which = f"plan {number + 1} of {plans}" if plans > 1 else "the result"
+        context.report(compared + (1 - compared) * number / plans, f"comparing {which} with the unplanned computation")
+        differences.append(executor.difference())
     errors: list[float] = [0.0] * instructions.ranks
     dist.all_gather_object(errors, recorder.clock_error)
     if context.rank == 0:

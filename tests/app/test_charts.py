@@ -357,6 +357,8 @@ EVENTS = [
     (1, "network", 1.0, 4.0, "dispatch", 0, 0, -1, 8e6),
     (1, "compute", 4.5, 5.0, "dx", 0, 0, -1, 0.0),
 ]
+LETTERS = (theme.NARROW - theme.SYMBOL) // theme.LETTER
+"""Letters of a legend's entry that fills a line."""
 LABELS = (*("0.qkv", "<b>0.dispatch</b>", "dx.0.qkv", "all_reduce.0.qkv", "dw.1.qkv", "0.qkv", "<b>0.dispatch</b>"), "dx.0.qkv")
 
 
@@ -437,6 +439,47 @@ def test_hover_names_operator_and_bytes_without_markup_and_bound_and_backward_pa
     assert lines == {(6, "dash"), (4, "dot"), (4.5, "dot")}
     assert {"bound 6 s", "forward | backward"} <= {annotation.text for annotation in figure.layout.annotations}
     assert figure.layout.xaxis.rangeslider.visible and figure.layout.xaxis.rangeslider.range[0] == 0
+
+
+def test_a_view_of_a_step_keeps_names_and_the_whole_range_and_the_longest_waits_come_first(timeline: Timeline) -> None:
+    part = step_charts.stretch(timeline)
+    whole, near = (
+        step_charts.step_gantt({"p": timeline}, {"p": part}, "title", view=view).layout for view in (None, (1.0, 2.5))
+    )
+    assert list(near.xaxis.range) == [1.0, 2.5] and near.xaxis.rangeslider.range == whole.xaxis.rangeslider.range
+    (name,) = [note for note in near.annotations if note.text.startswith("p · ")]
+    assert (name.x, name.xref) == (0, "x domain"), "in sight in every view"
+    assert step_charts.longest_waits(part) == [(2, 4), (5, 5.5)]
+
+
+def test_every_legend_has_the_kinds_in_one_order_with_room_for_all_lines(timeline: Timeline) -> None:
+    order = [theme.PARTS[kind][0] for kind in theme.PARTS if kind in theme.KIND_TITLES and kind != "attention"]
+    assert [title for title in theme.KIND_TITLES.values() if title in order] == order
+    figure = step_charts.step_gantt({"p": timeline}, {"p": step_charts.stretch(timeline)}, "title")
+    # Of another lane, which has a kind that the first one lacks.
+    late = replace(timeline, events=timeline.events.assign(kind=["dense", *["dw"] * 4, "gate", "dispatch", "ffn"]))
+    other = step_charts.step_gantt({"p": late}, {"p": step_charts.stretch(late)}, "title")
+    for own in (figure, other, gantt.gantt({"p": passes()}, 0, 1, "title")):
+        entries = [trace for trace in own.data if trace.showlegend and trace.legendrank is not None]
+        ranked = sorted((trace.legendrank, trace.name) for trace in entries)
+        shown = [name for _, name in ranked]
+        assert len(shown) >= 3 and shown == [title for title in theme.KIND_TITLES.values() if title in shown]
+
+
+@pytest.mark.parametrize(
+    ("names", "lines"),
+    [(["a"], 1), (["a" * LETTERS], 1), (["a" * LETTERS, "b"], 2), (["a" * 40] * 4, 2), (["a" * 40] * 5, 3), ([], 1)],
+)
+def test_lines_of_a_legend(names: list[str], lines: int) -> None:
+    assert theme.legend_lines(names) == lines
+
+
+def test_a_legend_of_more_lines_takes_nothing_from_the_lanes() -> None:
+    one, two = passes(), passes()
+    two = replace(two, events=pd.concat([two.events, two.events.assign(model=1)]))
+    few, many = (gantt.gantt({"p": own}, 0, 1, "title").layout for own in (one, two))
+    assert many.margin.t - few.margin.t == theme.LINE
+    assert many.height - many.margin.t == few.height - few.margin.t
 
 
 def test_a_part_begins_at_nought_and_keeps_what_runs_meanwhile(timeline: Timeline) -> None:

@@ -21,11 +21,14 @@ from engine import store
 from engine.catalogue import model_presets
 from engine.cluster import Cluster, Node
 from engine.costs import Datasheet
+from engine.files import write_atomically
 from engine.jobs import runner, tasks
-from engine.jobs.launches import BRIEF, run_folder
+from engine.jobs.launches import BRIEF, Brief, run_folder
 from engine.jobs.protocol import CANCELLED, REQUEST, RESULT, Context
 from engine.jobs.runner import Job, State
+from engine.jobs.runtimes import Took, work_of
 from engine.launch.preparation.launch import Launch
+from engine.launch.preparation.prepare import prepare
 from engine.launch.rank.failure import RankLogs, RankProgress
 from engine.plan import Plan, Travel
 from engine.problem import make_problem
@@ -86,6 +89,20 @@ def test_what_is_chosen_is_what_is_started(app: AppTest):
     visit(app, "optimise")
     visit(app, "launch")
     assert field(app, "Timed passes").value == 5 and field(app, "Ranks").value == 2
+
+
+def test_how_long_a_launch_takes_is_said_before_it_starts(app: AppTest):
+    fill(app, {"Ranks": 2, "Tokens to replay": 64})
+    assert ": at least " in said(app.caption) and "GFLOP/s, timed just now" in said(app.caption)
+    past = wanted(app)
+    job, prepared = request_of(past, store.data_folder()), prepare(past, cached.attached())
+    took = Took(work=work_of(prepared), start=4.0, passes=40.0, check=16.0)
+    write_atomically(job.folder / BRIEF, Brief(plans=("a", "b"), on="local", took=took).to_json())
+    fill(app, {"Timed passes": 7})
+    assert "7 timed passes each: about 2 min (from the last launch of this shape); ends after" in said(app.caption)
+    assert "Raise the time limit" not in said(app.caption)
+    fill(app, {"Timed passes": 3, "Time limit, s": 50})
+    assert "about 1 min" in said(app.caption) and "Raise the time limit, or choose fewer passes." in said(app.caption)
 
 
 def test_what_cannot_run_is_said_before_the_start(app: AppTest, monkeypatch: pytest.MonkeyPatch):

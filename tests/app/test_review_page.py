@@ -10,6 +10,7 @@ from streamlit.testing.v1 import AppTest
 from app.launch import report
 from app.review import news
 from app.review import store as review_store
+from app.review.plan_list import FIRST
 from app.tables import plain
 from engine import store
 from engine.catalogue import cluster_presets
@@ -184,6 +185,17 @@ def test_plans_are_found_by_cluster_and_recording(unreviewed: AppTest) -> None:
     assert table(app.run())["Recording"].tolist() == ["prose"]
     field(app, "Recording").set_value(["code"])
     assert "No saved plan fits" in said(app.run().caption)
+
+
+def test_the_first_saved_plan_begins_a_workspace_in_which_the_next_one_stands(ana: AppTest) -> None:
+    app = visit(ana, "review")
+    assert team.workspaces(database()) == [] and f"The first one begins the workspace {FIRST}" in said(app.info)
+    first = save(app)
+    assert (first.plan, app.query_params["plan"]) == (app.session_state["plan"],) * 2 and "Saved here already" in buttons(app)
+    app.session_state["plan"] = next(plan.id for plan in app.plans if plan.id != first.plan)
+    second = save(visit(app, "review"))
+    (only,) = team.workspaces(database())
+    assert (only.name, first.workspace, second.workspace) == (FIRST, only.id, only.id) and second.plan != first.plan
 
 
 def test_a_plan_of_other_inputs_says_so_before_it_is_saved_and_a_workspace_needs_a_name(app: AppTest) -> None:

@@ -10,7 +10,8 @@ import streamlit as st
 from streamlit.testing.v1 import AppTest
 
 from app.charts import gantt
-from engine import units
+from app.charts.step import longest_waits, stretch
+from engine import store, units
 from engine.catalogue import cluster_presets
 from engine.cluster import Cluster, Node
 from engine.costs import Datasheet
@@ -18,9 +19,11 @@ from engine.problem import make_problem
 from engine.simulate import bound_of_plan, events, simulate, simulate_layers
 from engine.systems import SYSTEMS, run
 from engine.timeline import Timeline
+from engine.training import balanced_load, usual_step
 from engine.workload import RoutingTrace
 from tests.cases.pages import button, field, press, visit
-from tests.cases.sessions import JOB, plan, problem_of
+from tests.cases.sessions import ANOTHER, JOB, plan, problem_of
+from tests.cases.steps import TOP_ONE_MODEL as MODEL
 from tests.strategies import make_gpu, make_model
 
 LAYERS = 40
@@ -136,25 +139,59 @@ def test_the_sends_of_so_many_gpus_can_be_drawn(gpus: int, models: int) -> None:
 
 
 def test_a_view_is_moved_zoomed_led_to_the_critical_path_and_kept_in_the_address(planned: AppTest) -> None:
-    visit(planned, "timeline")
-    assert "view" not in planned.query_params and button(planned, "All").disabled
+    views(visit(planned, "timeline"), "Critical path")
 
-    def seen() -> tuple[float, float]:
-        (view,) = np.atleast_1d(planned.query_params["view"])
-        low, high = view.split("~")
-        return float(low), float(high)
 
-    press(planned, "Zoom in")
-    low, high = seen()
+def test_a_training_step_is_moved_zoomed_and_led_to_the_longest_waits(two_plans: AppTest) -> None:
+    app = visit(two_plans, "timeline")
+    step = usual_step(MODEL, 2)
+    cluster = cluster_presets()["lancet-p3dn-2-nodes"].cluster.part([0, 8])
+    problem = make_problem(balanced_load(MODEL), cluster, MODEL, Datasheet(), step=step)
+    store.save_workload(problem.workload)
+    (made,) = plan(problem, ANOTHER, "deepspeed")
+    known = {"cluster": cluster, "model": MODEL, "step": step, "workload": None, "plan_jobs": [ANOTHER], "plan": made.id}
+    for name, value in known.items():
+        app.session_state[name] = value
+    views(visit(app, "timeline"), "Longest wait")
+    timeline = simulate(made, problem)
+    begin, end = longest_waits(stretch(timeline))[0]
+    waits = timeline.exposed_intervals(stretch(timeline).lanes[0])
+    assert end - begin == pytest.approx((waits[:, 1] - waits[:, 0]).max())
+    press(app, "Longest wait")
+    low, high = seen(app)
+    assert low <= begin < end <= high
+
+
+def seen(app: AppTest) -> tuple[float, float]:
+    """The part of the time that the address has."""
+    (view,) = np.atleast_1d(app.query_params["view"])
+    low, high = view.split("~")
+    return float(low), float(high)
+
+
+def views(app: AppTest, lead: str) -> None:
+    """Press every button that moves the chart; the chart shows the address' part, and nothing of another address is lost."""
+
+    def drawn_part() -> float:
+        """The share of the time that the chart shows."""
+        layout = json.loads(app.get("plotly_chart")[0].proto.spec)["layout"]
+        own = next(axis for name, axis in layout.items() if name.startswith("xaxis") and "rangeslider" in axis)
+        low, high = own["range"]
+        return (high - low) / own["rangeslider"]["range"][1] * 1.02
+
+    assert "view" not in app.query_params and button(app, "All").disabled and drawn_part() == pytest.approx(1.02)
+    press(app, "Zoom in")
+    low, high = seen(app)
     assert low > 0 and high == pytest.approx(3 * low, rel=1e-4), "the middle half"
-    press(planned, "Later")
-    assert seen() == pytest.approx((1.5 * low, high + low / 2), rel=1e-4)
-    press(planned, "Critical path")
-    first = seen()
-    press(planned, "Critical path")
-    assert seen() != first
-    press(planned, "All")
-    assert "view" not in planned.query_params
-    planned.query_params["view"] = "0.1~nonsense"
-    planned.run()
-    assert not planned.exception and not planned.error
+    assert drawn_part() == pytest.approx(0.5, rel=1e-3)
+    press(app, "Later")
+    assert seen(app) == pytest.approx((1.5 * low, high + low / 2), rel=1e-4)
+    press(app, lead)
+    first = seen(app)
+    press(app, lead)
+    assert seen(app) != first
+    press(app, "All")
+    assert "view" not in app.query_params
+    app.query_params["view"] = "0.1~nonsense"
+    app.run()
+    assert not app.exception and not app.error

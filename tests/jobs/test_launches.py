@@ -15,7 +15,7 @@ from engine.jobs.protocol import REQUEST, Context, Request
 from engine.jobs.runner import Job
 from engine.launch.preparation.launch import Launch
 from engine.launch.rank.failure import log_tail, standing
-from engine.launch.rank.instructions import PROGRESS
+from engine.launch.rank.instructions import BEGINS, COMPARED, PROGRESS
 from engine.launch.results.run import Run
 from engine.launch.running import clusters, local
 from engine.launch.running.clusters import Status
@@ -54,6 +54,26 @@ def test_a_launch_notes_what_a_list_tells_of_it_before_and_after(job, monkeypatc
     assert after.measured == pytest.approx([1.5 * after.predicted[0], 1.65 * after.predicted[1]])
     assert result["preference"]["order"] in ([0, 1], [1, 0])
     assert json.loads(json.dumps(result)) == result
+
+
+def test_a_launch_is_timed_in_three_parts_by_which_the_next_one_says_how_far_it_is(job, monkeypatch, tmp_path):
+    clock = iter([0.0, 10.0, 30.0, 40.0, *map(float, range(100, 200))])
+    monkeypatch.setattr(launches.time, "monotonic", lambda: next(clock))
+
+    def run(launch, folder, stop, report) -> Run:
+        for done in (0.01, BEGINS, 0.45, COMPARED[False], 0.925):
+            report(done, f"at {done}", None, None)
+        return simulated(launch, 1.5)
+
+    monkeypatch.setattr(launches, "run", run)
+    in_json(launches.launch)(job.request.arguments, Context(job.folder))
+    took = brief_of(job).took
+    assert (took.start, took.passes, took.check) == (10.0, 20.0, 10.0) and took.work.turns == 3
+    assert {progress.expected for progress in job.history} == {None}, "nothing was known of this machine"
+    again = request_of(Launch(PLANS, TRACE, MODEL, ranks=2, repeats=5), tmp_path)
+    in_json(launches.launch)(again.request.arguments, Context(again.folder))
+    assert {progress.expected for progress in again.history} == {60.0}, "twice as many passes"
+    assert [progress.done for progress in again.history] == pytest.approx([0, 1 / 30, 1 / 6, 0.5, 5 / 6, 11 / 12])
 
 
 @pytest.mark.parametrize("brief", [None, "{", "null"])

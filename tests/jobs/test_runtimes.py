@@ -10,12 +10,15 @@ from engine import store
 from engine.goal import Goal
 from engine.jobs import runtimes, tasks
 from engine.jobs.protocol import Context, Progress
-from engine.jobs.runtimes import Run, estimate, expected, note, noted, run_of, shipped
+from engine.jobs.runtimes import Run, Took, estimate, expect, expected, note, noted, run_of, shipped, work_of
+from engine.launch.step.sizes import step_flops
 from engine.problem import Problem
 from engine.serving.sizes import usual_serving, usual_sizes
 from engine.store.problems import problem_arguments, save_recordings
 from engine.systems import SYSTEMS, TRAINING, run
 from tests.benchmarks import bench_runtimes
+from tests.cases import steps
+from tests.cases.steps import plan_by
 from tests.jobs.asking import in_json
 
 SMALLEST = bench_runtimes.SIZES[Goal.INFERENCE][0]
@@ -186,3 +189,26 @@ def test_on_gpus_of_several_types_a_search_is_said_to_take_as_long_as_there():
     # Times measured on GPUs of one type alone are named as such.
     two = replace(mixed, second=mixed)
     assert estimate(two, SYSTEMS["aurora"], {}) is not None
+
+
+def test_a_launch_takes_as_long_as_the_last_of_its_shape_or_by_its_flops_as_the_most_alike_one():
+    one, both = steps.prepare_step(plan := plan_by("raf", steps.top_one_problem())), steps.prepare_step(plan, plan, repeats=7)
+    gpus = replace(one, instructions=one.instructions.model_copy(update={"gpus": 2}))
+    own, more = work_of(one), work_of(both)
+    computed = steps.TOP_ONE_MODEL.model_copy(update={"dtype": "fp32"})
+    assert own.flops == 2 * step_flops(computed, steps.TOP_ONE_STEP, plan) == more.flops / 2
+    assert (own.turns, more.turns) == (4, 8)
+    assert own.shape != more.shape and own.shape == work_of(steps.prepare_step(plan, repeats=9)).shape
+    took = Took(work=own, start=10.0, passes=8.0, check=3.0)
+    elsewhere = took.model_copy(update={"work": own.model_copy(update={"place": "another"}), "passes": 999.0})
+    later = Took(work=more, start=12.0, passes=32.0, check=6.0)
+    for launch, past, phases, how in (
+        (one, [elsewhere, took], (10, 8, 3), "from the last launch of this shape"),
+        (steps.prepare_step(plan, repeats=1), [later, took], (10, 4, 3), "from the last launch of this shape"),
+        (both, [elsewhere, took], (10, 32, 6), "from the most similar launch so far, 2× its FLOP"),
+        (one, [later], (12, 8, 3), "from the most similar launch so far, 0.5× its FLOP"),
+    ):
+        assert expect(launch, past)[:4] == (*phases, how)
+    least = expect(one, [elsewhere])
+    assert least.least and least.start == 0 and least.passes == pytest.approx(4 * least.check) and "GFLOP/s" in least.how
+    assert expect(gpus, [took]) is None and expect(replace(one, destination=object()), [took]) is None

@@ -12,13 +12,17 @@ import pytest
 from engine.catalogue import cluster_presets
 from engine.costs import Datasheet
 from engine.launch.places.devices import Devices
+from engine.launch.places.fold import of_layers
 from engine.launch.preparation import prepare
 from engine.launch.preparation.launch import Launch, PreparedLaunch
+from engine.launch.preparation.memory import USABLE
+from engine.launch.preparation.settled import parts_of_layers
 from engine.launch.rank.instructions import MACHINE_TIMES, REPORT
 from engine.launch.results.comparison import compare
 from engine.launch.results.run import read_run
 from engine.launch.running import clusters
 from engine.launch.running.local import run_here
+from engine.overlap.transformer import transformer_step
 from engine.plan import Overlap, PartitionRange, Pipeline, Placement, Priority, expert_groups
 from engine.problem import make_problem
 from engine.result import never
@@ -307,9 +311,84 @@ def test_a_model_that_does_not_fit_is_narrowed_and_that_is_said():
     small, own = launch.instructions.model, launch.instructions.step
     assert launch.ready and (small.d_model, small.d_ff, own.dense_d_ff, own.vocabulary) == (1024, 4096, 4096, 12_500)
     assert (small.layers, small.experts, own.heads) == (large.layers, large.experts, step.heads)
-    assert "4,096 → 1,024 wide" in launch.smaller and "at most 80 % may be used" in launch.smaller
+    assert "rows 1,024 of 4,096 wide" in launch.smaller and "of 8.00 GiB of a host, of which 6.40 GiB (80 %)" in launch.smaller
     roomy = prepare.prepare_training(asked, replace(steps.HOST, host_memory=1000 * 2.0**30))
     assert not roomy.smaller and roomy.instructions.model.d_model == 4096
+
+
+@pytest.mark.usefixtures("warm_python")
+def test_a_model_with_too_many_layers_runs_with_some_of_them_and_that_is_predicted(tmp_path):
+    model = steps.TOP_ONE_MODEL.model_copy(update={"layers": 9, "dense_layers": (0, 4), "d_model": 128, "d_ff": 2048})
+    step = steps.TOP_ONE_STEP.model_copy(update={"routing": "recorded"})
+    trace = RoutingTrace("recorded", np.random.default_rng(3).integers(0, 4, (40, 7, 1)).astype(np.int16), 4)
+    cluster = cluster_presets()["lancet-p3dn-2-nodes"].cluster.part([0, 8])
+    plan = plan_by("lancet", make_problem(trace, cluster, model, Datasheet(), step=step))
+    asked = Launch((plan,), trace, model, step=step, repeats=1)
+    (memory,) = [check for check in prepare.prepare_training(asked, steps.HOST).checks if check.name == "Memory"]
+    needed = float(memory.text.split()[4])
+    launch = prepare.prepare_training(asked, replace(steps.HOST, host_memory=(needed - 0.02) * 2.0**30 / USABLE))
+    small, workload = launch.instructions.model, launch.workloads[0]
+    assert launch.ready and (small.layers, small.dense_layers, small.d_model) == (5, (0, 2), model.d_model)
+    assert (
+        "5 of 9 layers (0, 1, 4, 5, 8; counted anew from 0)" in launch.smaller and "Experts and routing stay" in launch.smaller
+    )
+    assert (workload.experts == trace.experts[:, [0, 3, 6]]).all()
+    (measured_plan,) = run_here(launch, tmp_path / "run", never, silent).runs
+    assert 0 <= measured_plan.difference.error <= 1e-4 and measured_plan.plan is plan
+    for timeline in (measured_plan.predicted, measured_plan.measured):
+        assert set(timeline.events["layer"]) == {-1, *range(5)}
+
+
+@pytest.mark.parametrize(
+    ("layers", "dense", "kept"),
+    [
+        (4, (), [range(4), (0, 3)]),
+        (8, (0, 2, 4, 6), [range(8), (0, 1, 6, 7)]),
+        (8, (1, 3, 5, 7), [range(8), (0, 5, 6, 7)]),
+        (6, (0, 1, 2), [range(6)]),
+        (7, (), [range(7), (0, 3, 6)]),
+    ],
+)
+def test_layers_that_are_kept_are_spread_and_have_their_dense_ones(layers, dense, kept):
+    model = MODEL.model_copy(update={"layers": layers, "dense_layers": dense})
+    assert list(parts_of_layers(model)) == [tuple(own) for own in kept]
+
+
+def test_a_plan_keeps_the_cuts_and_overlaps_of_the_layers_that_are_left():
+    model = MODEL.model_copy(update={"layers": 5, "dense_layers": ()})
+    whole = plan_of(
+        linear_placement(problem(model)),
+        pipeline=Pipeline(forward=(1, 2, 3, 4, 5), backward=(5, 4, 3, 2, 1)),
+        overlap=Overlap(
+            ranges=(
+                PartitionRange(first="0.qkv", last="1.gate", parts=2),
+                PartitionRange(first="1.dispatch", last="1.combine", parts=2),
+                PartitionRange(first="1.aggregate", last="head", parts=4),
+            ),
+            under={
+                "dw.head": "dx.4.combine",
+                "dw.4.qkv": "dx.3.combine",
+                "dw.2.qkv": "dx.1.dispatch",
+                "dw.1.qkv": "dx.0.combine",
+                "dw.0.qkv": "dx.0.combine",
+            },
+        ),
+    )
+    forward = [operator.name for operator in transformer_step(model, STEP, RANKS).of_phase("forward")]
+    small = of_layers(whole, (0, 2, 4), forward)
+    assert small.placement.model_layers == (0, 1, 2) and small.parent == whole.id
+    assert small.placement.experts_of_gpu == whole.placement.experts_of_gpu[::2]
+    assert small.pipeline == Pipeline(forward=(1, 3, 5), backward=(5, 3, 1))
+    assert [(cut.first, cut.last, cut.parts) for cut in small.overlap.ranges] == [
+        ("0.qkv", "0.residual_2", 2),
+        ("1.layer_norm_1", "head", 4),
+    ]
+    assert small.overlap.under == {
+        "dw.head": "dx.2.combine",
+        "dw.2.qkv": "dx.1.combine",
+        "dw.1.qkv": "dx.0.dispatch",
+        "dw.0.qkv": "dx.0.combine",
+    }
 
 
 def test_folding_keeps_all_to_alls_of_packed_experts_or_says_how_many_ranks_do():

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from engine.catalogue import node_types
 from engine.cli import main
-from engine.compare.trust import Prediction, summaries
+from engine.cluster import Cluster
+from engine.compare.trust import Prediction, exchange_error, summaries
 from engine.compare.trust.whole_steps import leave_one_out
+from engine.costs import Combined, Datasheet, DeepEP, Silicon
 from engine.costs.deepep import FOLDER, measured_exchanges
 from engine.units import share
 
@@ -53,6 +56,29 @@ def test_numbers_of_nodes_that_were_not_measured_are_honestly_worse(held):
     left_out = next(row for row in summaries(held) if row.of == "DeepEP normal dispatch, from other numbers of nodes")
     known = next(row for row in summaries(held) if row.of == "DeepEP normal dispatch" and row.nodes == left_out.nodes)
     assert left_out.fitted == 0 and left_out.mean > 5 * known.mean
+
+
+@pytest.mark.parametrize(
+    ("nodes", "unit", "told"),
+    [
+        (4, "node", [("DeepEP normal dispatch", 4), ("DeepEP normal combine", 4)]),
+        (8, "copies", [("DeepEP low latency dispatch", 8), ("DeepEP low latency combine", 8)]),
+        (3, "node", [(f"DeepEP normal {kind}, from other numbers of nodes", 4) for kind in ("dispatch", "combine")]),
+        (3, "copies", []),  # no number of nodes was left out
+        (9, "node", []),  # more than any measured
+        (4, "gpu", []),
+    ],
+)
+def test_the_error_of_exchanges_is_that_of_the_table(held, nodes, unit, told):
+    kind = node_types()["hgx-h100"]
+    cluster = Cluster(name="x", nodes=tuple(kind.node(f"{at}") for at in range(nodes)), latency=kind.fabric_latency)
+    rows = [row for row in summaries(held) if (row.of, row.nodes) in told]
+    error, points = exchange_error(Combined(Silicon(), DeepEP()), cluster, unit), sum(row.points for row in rows)
+    assert len(rows) == len(told) and (error is None) == (not told)
+    if error:
+        assert error.points == points and error.worst == max(row.worst for row in rows)
+        assert error.mean == pytest.approx(sum(row.mean * row.points for row in rows) / points)
+    assert exchange_error(Datasheet(), cluster, unit) is None
 
 
 def test_summaries_leave_out_what_was_fitted():

@@ -32,6 +32,7 @@ HARDWARE = "H100, H200"
 """The package has the same rows for both: one measurement."""
 NODE_TYPE = "hgx-h100"
 """A fabric of the catalogue, which has its start-ups."""
+OTHER_COUNTS = "from other numbers of nodes"
 LEFT_OUT = 4
 """A number of nodes that others are asked about."""
 
@@ -52,7 +53,7 @@ def deepep() -> Iterator[Prediction]:
             continue
         if exchange.nodes == LEFT_OUT:
             others = tuple(other for other in series if other.nodes != LEFT_OUT)
-            yield from _predicted(f"{name}, from other numbers of nodes", exchange, others, fitted=False)
+            yield from _predicted(f"{name}, {OTHER_COUNTS}", exchange, others, fitted=False)
         yield from _predicted(f"{name}, {OLD_PRICING}", exchange, None, fitted=False)
 
 

@@ -2,6 +2,7 @@
 sends to each other become local, and those to others are ordered again, as a phase in which every GPU has one peer
 gives a rank several. Of packed experts (Lina §4.2), of which neighbours together hold all, a rank keeps a part all the same."""
 
+import re
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -17,6 +18,15 @@ from engine.network import Network, off_diagonal
 from engine.plan import Placement, Plan, Schedule, SendOrder, expert_groups
 from engine.systems.pieces import reverse
 from engine.workload import RoutingTrace
+
+LAYER = re.compile(r"(^|\.)(\d+)\.")
+"""The layer in the name of an operator of a training step, `dw.3.qkv`; embedding, head and loss have none."""
+
+
+def layer_of(operator: str) -> int | None:
+    """The model layer in an operator's name; None if there is none in it."""
+    found = LAYER.search(operator)
+    return None if found is None else int(found[2])
 
 
 def rank_of_gpu(gpus: int, ranks: int) -> np.ndarray:
@@ -59,6 +69,52 @@ def fold_plan(plan: Plan, ranks: int, network: Network | None = None) -> Plan:
             combine.append(reverse(dispatch[-1]) if mirrored else fold(back))
         folded[f"send_order{model}"] = SendOrder(mode=order.mode, dispatch=tuple(dispatch), combine=tuple(combine))
     return plan.model_copy(update=folded | {"claim": None, "parent": plan.id})
+
+
+def of_layers(plan: Plan, kept: Sequence[int], forward: Sequence[str]) -> Plan:
+    """A plan for training with these model layers alone, which are counted anew from 0; its parent is the plan itself. Cuts are
+    those of the operators that are left; a weight gradient runs under an all-to-all as many layers away as before.
+
+    forward: names of all operators of the whole step's forward pass, in order
+    """
+    placement, place = plan.placement, {layer: at for at, layer in enumerate(kept)}
+    rows = [row for row, layer in enumerate(placement.model_layers) if layer in place]
+
+    def left(name: str) -> bool:
+        return (layer := layer_of(name)) is None or layer in place
+
+    def moved(name: str, by: int | None = None) -> str:
+        """The operator's name with its new layer. by: the step from its old one; None: its own"""
+        layer = layer_of(name)
+        return name if layer is None else LAYER.sub(f"\\g<1>{place[layer] if by is None else layer + by}.", name, count=1)
+
+    pipeline, overlap = plan.pipeline, plan.overlap
+    if pipeline is not None:
+        degrees = {way: tuple(getattr(pipeline, way)[row] for row in rows) for way in ("forward", "backward")}
+        pipeline = pipeline.model_copy(update=degrees)
+    if overlap is not None:
+        ranges = []
+        for cut in overlap.ranges:
+            own = list(filter(left, forward[forward.index(cut.first) : forward.index(cut.last) + 1]))
+            if own:
+                ranges.append(cut.model_copy(update={"first": moved(own[0]), "last": moved(own[-1])}))
+        under = {}
+        for gradient, exchange in overlap.under.items():
+            layer = layer_of(gradient) if layer_of(gradient) is not None else layer_of(exchange)
+            if layer in place and 0 <= layer_of(exchange) + (by := place[layer] - layer) < len(kept):
+                under[moved(gradient)] = moved(exchange, by)
+        overlap = overlap.model_copy(update={"ranges": tuple(ranges), "under": under})
+    order = plan.send_order
+    if order.dispatch:
+        order = order.model_copy(
+            update={way: tuple(getattr(order, way)[row] for row in rows) for way in ("dispatch", "combine")}
+        )
+    update = {
+        "experts_of_gpu": tuple(placement.experts_of_gpu[row] for row in rows),
+        "model_layers": tuple(place[placement.model_layers[row]] for row in rows),
+    }
+    parts = {"placement": placement.model_copy(update=update), "send_order": order, "pipeline": pipeline, "overlap": overlap}
+    return plan.model_copy(update=parts | {"claim": None, "parent": plan.id})
 
 
 def packed(placement: Placement) -> tuple[int, int]:

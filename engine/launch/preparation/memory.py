@@ -14,6 +14,7 @@ from engine.launch.rank.instructions import POOL_STRIDE, RankInstructions, uses_
 from engine.launch.step.sizes import check_step_plan
 from engine.model import MoEModel
 from engine.plan import Placement, Plan
+from engine.units import share
 from engine.workload import RoutingTrace
 
 MIB, GIB = 2.0**20, 2.0**30
@@ -63,7 +64,7 @@ def memory_checks(instructions: RankInstructions, devices: Devices, needed: Rank
     ranks, gpus, host = instructions.ranks, instructions.gpus, devices.host_memory
     if not gpus:
         rank_bytes = PROCESS + needed.device + needed.host
-        yield _check("Memory", rank_bytes, CODE + rank_bytes * ranks + needed.compared, host, advice)
+        yield _check("Memory", "of a host", rank_bytes, CODE + rank_bytes * ranks + needed.compared, host, advice)
         return
     rank_bytes = CONTEXT + needed.device
     host_bytes = PROCESS_WITH_CUDA + needed.host + needed.through_host
@@ -73,8 +74,8 @@ def memory_checks(instructions: RankInstructions, devices: Devices, needed: Rank
     else:
         host_bytes += needed.staged
     room = min(devices.memory[:gpus])
-    yield _check("Memory", rank_bytes, rank_bytes * -(-ranks // gpus) + needed.compared, room, advice)
-    yield _check("Host memory", host_bytes, host_bytes * ranks, host, advice)
+    yield _check("Memory", "of a GPU", rank_bytes, rank_bytes * -(-ranks // gpus) + needed.compared, room, advice)
+    yield _check("Host memory", "of a host", host_bytes, host_bytes * ranks, host, advice)
 
 
 def communicators(instructions: RankInstructions) -> int:
@@ -88,9 +89,9 @@ def communicators(instructions: RankInstructions) -> int:
     return 3 + 2 * sum(count > 1 for count in groups)
 
 
-def _check(name: str, rank_bytes: float, need: float, room: float, advice: str) -> Check:
-    most = f"at most {USABLE:.0%} may be used".replace("%", " %")
-    text = f"{rank_bytes / GIB:.2f} GiB per rank, {need / GIB:.2f} of {room / GIB:.2f} GiB ({most})"
+def _check(name: str, where: str, rank_bytes: float, need: float, room: float, advice: str) -> Check:
+    most = f"{USABLE * room / GIB:.2f} GiB ({share(USABLE)}) may be used"
+    text = f"{rank_bytes / GIB:.2f} GiB per rank, {need / GIB:.2f} of {room / GIB:.2f} GiB {where}, of which {most}"
     fits = need < USABLE * room
     return Check(name, fits, text if fits else f"{text}: {advice}")
 

@@ -1,5 +1,6 @@
 """A launch made ready: plans on their ranks, a training step small enough for the machine, and all checks."""
 
+import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -8,7 +9,7 @@ import numpy as np
 from engine.errors import InputError
 from engine.goal import Goal
 from engine.launch.places.devices import Devices, attached
-from engine.launch.places.fold import fold_plan, fold_trace, keeps_exchange, packed
+from engine.launch.places.fold import fold_plan, fold_trace, keeps_exchange, of_layers, packed
 from engine.launch.places.testbed import emulated
 from engine.launch.preparation import settled
 from engine.launch.preparation.inference import prepare_inference
@@ -19,8 +20,11 @@ from engine.launch.preparation.settled import Attempt
 from engine.launch.rank.difference import in_words
 from engine.launch.rank.instructions import RankInstructions
 from engine.launch.step import sizes as step_sizes
-from engine.plan import Plan
-from engine.training import TrainingStep
+from engine.model import MoEModel
+from engine.overlap.transformer import transformer_step
+from engine.plan import Plan, expert_groups
+from engine.simulate.training.program import check_step_parts
+from engine.training import TrainingStep, balanced_load
 from engine.workload import RoutingTrace, Workload
 
 FLOP_BUDGET = 1e11
@@ -29,8 +33,8 @@ FLOP_BUDGET = 1e11
 
 def prepare_training(launch: Launch, devices: Devices) -> PreparedLaunch:
     """Fold plans for a training step onto the ranks of a launch, and leave out as much of the step as these devices
-    need: sequences first, see `shrunk`; where the weights do not fit, narrower layers. Raises InputError if the launch
-    makes no sense.
+    need: sequences first, see `shrunk`; where the weights do not fit, fewer and narrower layers. Raises InputError if the
+    launch makes no sense.
 
     The launch's workload is replayed if the step is routed as recorded; then it must be a routing log.
     """
@@ -58,17 +62,55 @@ def prepare_training(launch: Launch, devices: Devices) -> PreparedLaunch:
     replayed = fold_trace(workload, gpus, ranks) if recorded else workload
 
     def attempts() -> Iterator[Attempt]:
-        for divisor in settled.NARROWER:
-            narrow, narrow_step = settled.narrowed(model, divisor, step.heads), step_sizes.narrowed_step(step, divisor)
-            small = narrow_step if shared else step_sizes.shrunk(narrow_step, narrow, folded, FLOP_BUDGET / ranks)
-            instructions = settled.instructions_of(launch, devices, ranks, plans=folded, model=narrow, step=small)
-            needed = _memory(instructions, replayed)
+        for kept, divisor, plans in _sizes(model, step, folded):
+            cut = len(kept) < model.layers
+            narrow = settled.narrowed(settled.of_model_layers(model, kept), divisor, step.heads)
+            narrow_step = step_sizes.narrowed_step(step, divisor)
+            small = narrow_step if shared else step_sizes.shrunk(narrow_step, narrow, plans, FLOP_BUDGET / ranks)
+            instructions = settled.instructions_of(launch, devices, ranks, plans=plans, model=narrow, step=small)
+            part = _of_layers(replayed, model, kept) if cut else replayed
             advice = "describe a smaller step, or use fewer ranks"
-            yield Attempt(instructions, (replayed,), tuple(memory_checks(instructions, devices, needed, advice)))
+            memory = tuple(memory_checks(instructions, devices, _memory(instructions, part), advice))
+            yield Attempt(instructions, (part,), memory, kept if cut else ())
 
     chosen, memory = settled.first_that_fits(attempts())
     checks = tuple(_checks(chosen.instructions, step, memory, launch.plans, devices))
     return PreparedLaunch(tuple(launch.plans), chosen.instructions, chosen.replayed, launch.limit, checks)
+
+
+def _sizes(
+    model: MoEModel, step: TrainingStep, plans: tuple[Plan, ...]
+) -> Iterator[tuple[tuple[int, ...], int, tuple[Plan, ...]]]:
+    """Layers kept, the divisor of all widths and the plans of these layers, ever smaller: layers and widths in turn, as few
+    layers say little and narrow ones compute otherwise."""
+    whole, *fewer = settled.parts_of_layers(model)
+    yield whole, 1, plans
+    choices = [(whole, plans)]
+    for kept in fewer:
+        with contextlib.suppress(InputError):  # of some cuts nothing is left that may be cut
+            choices.append((kept, tuple(_of_those(plan, model, step, kept) for plan in plans)))
+    last, narrowest = len(choices) - 1, len(settled.NARROWER) - 1
+    for turn in range(1, narrowest + last + 1):
+        at = max(min((turn + 1) // 2, last), turn - narrowest)
+        kept, own = choices[at]
+        yield kept, settled.NARROWER[turn - at], own
+
+
+def _of_those(plan: Plan, model: MoEModel, step: TrainingStep, kept: Sequence[int]) -> Plan:
+    """The plan with these layers. Raises InputError if no step has the parts that are left of it."""
+    gpus = plan.placement.gpus // expert_groups(plan.placement)
+    small = of_layers(plan, kept, [operator.name for operator in transformer_step(model, step, gpus).of_phase("forward")])
+    own = settled.of_model_layers(model, kept)
+    check_step_parts(small, step_sizes.step_problem(own, step, plan.placement.gpus), transformer_step(own, step, gpus))
+    return small
+
+
+def _of_layers(workload: Workload, model: MoEModel, kept: Sequence[int]) -> Workload:
+    """The recording of these model layers; what is no routing log counts as balanced."""
+    if not isinstance(workload, RoutingTrace):
+        return balanced_load(settled.of_model_layers(model, kept))
+    rows = [row for row, layer in enumerate(model.moe_layers) if layer in set(kept)]
+    return replace(workload, experts=workload.experts[:, rows])
 
 
 def _checks(

@@ -5,6 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from engine.cluster import Cluster
 from engine.errors import InputError, UndecidedError
 from engine.launch.places.devices import MOST_RANKS, Devices
@@ -18,11 +20,13 @@ from engine.workload import Workload
 
 @dataclass(frozen=True, eq=False)
 class Attempt:
-    """A launch's model and step at one size. replayed: of the model and of a second one; memory: lines of the check on it."""
+    """A launch's model and step at one size. replayed: of the model and of a second one; memory: lines of the check on it;
+    kept: model layers, if some are left out."""
 
     instructions: RankInstructions
     replayed: tuple[Workload, ...]
     memory: tuple[Check, ...]
+    kept: tuple[int, ...] = ()
 
 
 def gpus_of(plans: Sequence[Plan]) -> int:
@@ -91,6 +95,31 @@ def computed_in(model: MoEModel, dtype: str | None, on_gpus: bool, training: boo
 
 NARROWER = (1, 2, 4, 8, 16, 32, 64)
 """Divisors of a model's widths that are tried until it fits; weights and their FLOP fall with the square."""
+FEWEST = 2
+"""MoE layers, with the dense ones before each, that a training step keeps at least."""
+
+
+def parts_of_layers(model: MoEModel) -> Iterator[tuple[int, ...]]:
+    """Model layers to keep, ever fewer: all, then half of the MoE layers, a quarter, …, spread over the model with the first
+    and the last among them, each with the dense layers before it."""
+    moe, ends = model.moe_layers, [*model.moe_layers[:-1], model.layers - 1]
+    begins = [0, *(end + 1 for end in ends[:-1])]
+    count = len(moe)
+    while True:
+        chosen = np.unique(np.linspace(0, len(moe) - 1, count).round().astype(int))
+        yield tuple(layer for at in chosen for layer in range(begins[at], ends[at] + 1))
+        if count // 2 < FEWEST:
+            return
+        count //= 2
+
+
+def of_model_layers(model: MoEModel, kept: Sequence[int]) -> MoEModel:
+    """The model with these layers alone, counted anew; itself if these are all."""
+    if len(kept) == model.layers:
+        return model
+    dense = tuple(at for at, layer in enumerate(kept) if layer in set(model.dense_layers))
+    attention = model.attention_layers and min(model.attention_layers, len(kept))
+    return model.model_copy(update={"layers": len(kept), "dense_layers": dense, "attention_layers": attention})
 
 
 def narrowed(model: MoEModel, divisor: int, heads: int = 1) -> MoEModel:
@@ -116,16 +145,32 @@ def first_that_fits(attempts: Iterator[Attempt]) -> tuple[Attempt, tuple[Check, 
 def _smaller(whole: Attempt, small: Attempt) -> Iterator[Check]:
     if small is whole:
         return
-    short = next(check.text for check in whole.memory if not check.passed).partition(": ")[0]
-    changed = []
+    short = next(check for check in whole.memory if not check.passed)
+    changed, stay = [], ["experts", "routing"]
+    if small.kept:
+        changed.append(
+            f"{len(small.kept)} of {whole.instructions.model.layers} layers ({ranges_in_words(small.kept)}; counted anew from 0)"
+        )
+    else:
+        stay.insert(0, "layers")
     for (name, before), (_, after) in zip(_widths(whole.instructions), _widths(small.instructions), strict=True):
         if before != after:
-            changed.append(f"{name} {before:,} → {after:,} wide")
-    text = (
-        f"smaller than the model, which does not fit ({short}): {', '.join(changed)}. Layers, experts and routing stay, "
-        "so each all-to-all has the same pattern in narrower rows; predicted and measured times are of this smaller model"
-    )
+            changed.append(f"{name} {after:,} of {before:,} wide")
+    need = f"all of it needs more {short.name.lower()} than there is: {short.text.partition(': ')[0]}"
+    same = f"{', '.join(stay[:-1])} and {stay[-1]}".capitalize()
+    text = f"{', '.join(changed)}; {need}. {same} stay; predicted and measured times are of this smaller model"
     yield Check(SMALLER, True, text, warning=True)
+
+
+def ranges_in_words(numbers: Sequence[int]) -> str:
+    """Ascending numbers in a few words: `0 to 3, 8, 10, 11`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
 
 
 def _widths(instructions: RankInstructions) -> list[tuple[str, int]]:

@@ -77,9 +77,11 @@ def reference_step(
         if chosen.shape[1] > 1:
             weight = weight / weight.sum(dim=1, keepdim=True).clamp(min=torch.finfo(dtype).tiny)
         total = torch.zeros_like(x)
-        for expert in range(model.experts):
+        # Taken apart at once: taken one by one, each would have a gradient as large as all of them.
+        pairs = zip(weights[f"{layer}.experts_up"].unbind(), weights[f"{layer}.experts_down"].unbind(), strict=True)
+        for expert, (up, down) in enumerate(pairs):
             token, place = torch.nonzero((chosen == expert) & kept, as_tuple=True)
-            out = ffn(x[token], weights[f"{layer}.experts_up"][expert], weights[f"{layer}.experts_down"][expert])
+            out = ffn(x[token], up, down)
             total = total.index_add(0, token, out * weight[token, place, None])
         if model.shared_experts:
             total = total + ffn(x, weights[f"{layer}.shared_up"], weights[f"{layer}.shared_down"])

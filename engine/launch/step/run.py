@@ -26,6 +26,9 @@ from engine.simulate.training import price_step
 from engine.simulate.training.program import Program, program_of
 from engine.simulate.training.step import event_kind
 
+REPORTS = 20
+"""Reports of a step on how far it is: few, as it is timed meanwhile."""
+
 
 def start_collective(
     context: RankContext, collective: Callable[..., dist.Work], tensors: Sequence[Tensor]
@@ -133,7 +136,8 @@ class StepExecutor:
     @torch.inference_mode()
     def run(self, report: Callable[[float, str], None]) -> None:
         """One step, from the weights of the seed."""
-        report(0.0, "training step")
+        tasks = np.flatnonzero(self.program.tasks.stream == COMPUTE).tolist()
+        every = max(1, len(tasks) // REPORTS)
         for node in self.nodes.values():
             node.forget()
         for weight in self.weights.values():
@@ -141,9 +145,10 @@ class StepExecutor:
         dist.barrier()
         self.network.start()
         try:
-            for task in range(len(self.program.labels)):
-                if self.program.tasks.stream[task] == COMPUTE:
-                    self._compute(task)
+            for number, task in enumerate(tasks):
+                if number % every == 0:
+                    report(number / len(tasks), f"operator {number + 1:,} of {len(tasks):,}")
+                self._compute(task)
             self.network.end()
         except BaseException as failure:
             self.network.fail(failure)
