@@ -18,15 +18,15 @@ TITLES = {
     "curve": "Curve of a change",
     "contention": "Contention study",
     "imprecision": "Traffic noise",
-    "capacity": "How many GPUs",
+    "capacity": "Capacity: GPUs like the open ones",
     "replan": "Plan after a change",
     "front": "Balance against affinity",
     "matrix": "Cross-workload score",
     "verdict": "Verdict",
     "redundancy": "Spare slots",
     "drift": "Drift of traffic",
-    "size": "Cheapest clusters",
-    "deployments": "Cheapest deployments",
+    "size": "Capacity: machines",
+    "deployments": "Capacity: users",
     "lina": "Lina at run time",
 }
 """Names of kinds of jobs on the pages."""

@@ -356,7 +356,7 @@ def deployed(gpu: str, token: float, million: float, best: bool = True) -> Point
 def test_deployments_lie_by_price_and_speed_with_their_intervals() -> None:
     points = [deployed("H200", 0.02, 1.0), deployed("B200", 0.02, 1.5, best=False), deployed("B200", 0.01, 2.0)]
     figure = sizing_charts.deployments(points, ServingTarget(0.025), "€")
-    assert figure.layout.title.text == "4 × H200, €1.000 a million tokens: 50 tokens/s of a user, the cheapest"
+    assert figure.layout.title.text == "4 × H200, €1.00 a million tokens: 50 tokens/s of a user, the cheapest"
     traces = {trace.name: trace for trace in figure.data}
     assert {name: (list(trace.x), list(trace.y)) for name, trace in traces.items()} == {
         "B200": ([50.0, 100.0], [1.5, 2.0]),

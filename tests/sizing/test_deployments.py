@@ -49,13 +49,16 @@ def rate(deployment: Deployment, users: int, asked: Question) -> float:
         ("5k tokens/s in all, at most $40 an hour", ServingTarget(None, None, 5000.0, 40.0)),
         ("a budget of 1,200 $/h", ServingTarget(price=1200.0)),
         ("20 ms per token; 1.5 s to the first token; 20000 tok/s; €40 per hour", ServingTarget(0.02, 1.5, 20000.0, 40.0)),
+        ("40 tps per user for 200 users at once", ServingTarget(0.025, users=200)),
+        ("2k concurrent users", ServingTarget(users=2000)),
+        ("5,000 tps in all with 300 users at the same time", ServingTarget(rate=5000.0, users=300)),
         ("", ServingTarget()),
     ],
 )
 def test_targets_of_serving_in_words(text, target):
     read = read_serving_target(text)
-    assert [read.token, read.first_token, read.rate, read.price] == pytest.approx(
-        [target.token, target.first_token, target.rate, target.price]
+    assert [read.token, read.first_token, read.rate, read.price, read.users] == pytest.approx(
+        [target.token, target.first_token, target.rate, target.price, target.users]
     )
 
 
@@ -64,7 +67,8 @@ def test_targets_of_serving_in_words(text, target):
     [
         ("20 ms a token, 50 tokens/s a user", "two limits of a kind"),
         ("50 tokens/s a user, 100 tokens/s per request", "two limits of a kind"),
-        ("20000 tokens/s at 512 users", "leave their number out"),
+        ("5 ms at 1.5 users", "write a whole number of users"),
+        ("2000000 users at once", "at most 1,000,000"),
         ("20 parsecs", "'20 parsecs' is not understood; write such as '20 ms a token'"),
         ("0 tokens/s a user", "its tokens/s must be above 0"),
     ],
@@ -74,7 +78,9 @@ def test_targets_that_cannot_be(text, message):
         read_serving_target(text)
 
 
-@pytest.mark.parametrize("target", ["", "6 ms a token, first token in 200 ms", "20000 tokens/s", "3000 tokens/s, $30 an hour"])
+@pytest.mark.parametrize(
+    "target", ["", "6 ms a token, first token in 200 ms", "20000 tokens/s", "3000 tokens/s, $30 an hour", "90 users"]
+)
 def test_the_front_is_that_of_all_candidates_one_by_one(target):
     asked = question(target=target, engines=["sglang"])
     search, limits = Search(asked), read_serving_target(target)
@@ -87,14 +93,14 @@ def test_the_front_is_that_of_all_candidates_one_by_one(target):
             assert (found.token, found.first_token) == pytest.approx((table.token[row], table.first[row]), rel=1e-9)
             assert deployment.gpus == table.gpus[row] <= 4
             made, every = rate(deployment, users, asked), every + 1
-            replicas = 1 if limits.rate is None else int(np.ceil(limits.rate / made))
+            replicas = max(int(np.ceil((limits.rate or 0) / made)), int(np.ceil((limits.users or 1) / users)))
             hour = deployment.gpus * replicas * PRICES[deployment.gpu]
             within = found.token <= (limits.token or np.inf) and found.first_token <= (limits.first_token or np.inf)
             if within and table.busy[row] <= 1 and deployment.gpus * replicas <= 4 and hour <= (limits.price or np.inf):
-                met.append((hour if limits.rate else hour / made / 3600 * 1e6, found.token, deployment.gpu))
+                met.append((hour if limits.in_all else hour / made / 3600 * 1e6, found.token, deployment.gpu))
     found = answer(asked)
     assert found.tried == every > 1000 and 10 < len(met) < every
-    points = [(point.hour if limits.rate else point.million, point.token, point) for point in found.points]
+    points = [(point.hour if limits.in_all else point.million, point.token, point) for point in found.points]
     front = [(price, token) for price, token, point in points if point.best]
     near = 1 - 1e-9
     for price, token in front:
