@@ -191,19 +191,20 @@ def _point_of_size(
     """The point of one of the sizes; None when stopped."""
     (problem, part, system, options, spare), sizes = common
     count, gpus = sizes[index], sizes[index] * sum(len(node.gpus) for node in part)
-    runs = [(system, options)]
+    runs = [(system_named(system, problem), options)]
     if spare and problem.goal is Goal.INFERENCE:
         limit = {name: options[name] for name in ("time_limit",) if name in options}
-        runs += [("eplb", limit | {"redundant": more}) for more in ((0, 1) if problem.workload.num_experts % gpus else (1,))]
+        copies, extra = system_named("eplb", problem), (0, 1) if problem.workload.num_experts % gpus else (1,)
+        runs += [(copies, limit | {"redundant": more}) for more in extra]
     outcomes: list[Outcome] = []
-    for turn, (name, chosen) in enumerate(runs):
+    for turn, (chosen, own) in enumerate(runs):
 
         def report_part(done: float, *told: object, turn: int = turn) -> None:
             report((turn + done) / len(runs), *told)
 
         try:
             here = fitted(problem, grown(problem.cluster, part, count))
-            outcomes.append(run(system_named(name, here), here, chosen, stop, report_part))
+            outcomes.append(run(chosen, here, own, stop, report_part))
         except InputError as error:
             if not turn:
                 return CapacityPoint(count, gpus, refused=str(error))
@@ -218,7 +219,7 @@ def _point(problem: Problem, count: int, outcome: Outcome) -> CapacityPoint:
     claim: Claim = plan.claim
     slots, one = plan.placement.slots, problem.goal is Goal.INFERENCE
     spent = timeline.seconds_of_kind() if one else timeline.decomposition()
-    served = sum(load.served.sum(axis=1) for load in outcome.loads)  # [layer, gpu]
+    served = np.concatenate([load.served.sum(axis=1) for load in outcome.loads])  # [layer, gpu]
     return CapacityPoint(
         count,
         len(problem.cluster.gpus),

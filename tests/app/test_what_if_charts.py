@@ -366,7 +366,7 @@ def test_deployments_lie_by_price_and_speed_with_their_intervals() -> None:
     assert traces["H200"].marker.symbol[0] != "circle" and traces["H200"].line.color != traces["B200"].line.color
     assert list(traces["B200"].error_x.array) == pytest.approx([0, 25]) and traces["H200"].error_x.arrayminus[0] == 10
     assert [note.text for note in figure.layout.annotations] == ["target, 25 ms a token"]
-    said = "4 × H200, e 1 fp8, 1 × tp2 ep2 × 2, 16 users<br>€1.000 a million tokens"
+    said = "4 × H200, e 1 fp8, 1 × tp2 ep2 × 2, 16 users<br>€1.00 a million tokens"
     assert list(traces["H200"].customdata) == [said]
     by_hour = sizing_charts.deployments(points, ServingTarget(rate=150.0), "€", complete=False)
     assert by_hour.layout.title.text == "So far: 4 × H200, €30.00 an hour: 50 tokens/s of a user"

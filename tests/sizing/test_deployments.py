@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from engine.catalogue import gpu_types
-from engine.catalogue.packaged import machine_size
+from engine.catalogue.packaged import cluster_of_machines, machine_size
 from engine.compare.trust.serving import PUBLISHED
 from engine.compare.trust.whole_steps import known_model, measured_steps
 from engine.errors import InputError
@@ -15,7 +15,7 @@ from engine.serving.forecast import MOST_ACROSS, fitted, forecast, groups_of, he
 from engine.serving.parts import DECODE
 from engine.serving.sizes import usual_sizes
 from engine.sizing.deployment_search import MOST_TENSOR, MOST_USERS, Search, cheapest
-from engine.sizing.deployments import Found, Question, divisions, formats_of, newest_version
+from engine.sizing.deployments import Found, Question, by_type, divisions, formats_of, newest_version
 from engine.sizing.inputs import ServingTarget, read_serving_target
 from tests.strategies import make_model
 
@@ -356,3 +356,34 @@ def test_a_stopped_search_has_what_was_found():
         calls.clear()
         found = [*cheapest(asked, lambda most=most: calls.append(1) or len(calls) >= most)][-1]
         assert found.points and found.tried < answer(asked).tried
+
+
+@pytest.mark.parametrize(
+    ("gpu", "gpus", "machines", "of_links"),
+    [
+        ("H200", 20, [8, 8, 4], 450e9),
+        ("GB200", 80, [72, 8], 900e9),  # a rack that its links join
+        ("A100-40", 6, [4, 2], 300e9),
+        ("L40S", 10, [8, 2], None),
+        ("RTX 2080 Ti", 1, [1], None),
+    ],
+)
+def test_gpus_stand_in_as_few_machines_as_hold_them(gpu, gpus, machines, of_links):
+    cluster = cluster_of_machines(gpu, gpus)
+    assert [len(node.gpus) for node in cluster.nodes] == machines
+    assert {kind.type for kind in cluster.gpus} == {gpu} and cluster.latency > 0
+    assert not of_links or {node.link_bandwidth for node in cluster.nodes} == {of_links}
+
+
+def test_a_decision_names_the_cheapest_and_the_next_type_or_the_next_faster_one():
+    found = answer(question(target="6 ms a token"))
+    first, *others = by_type(found.points)
+    assert found.decision.startswith(f"{first.as_servers} ({first.deployment.engine}): ") and first == found.points[0]
+    assert f"The next GPU type: {others[0].as_servers}, {others[0].cost(False, '$')}, " in found.decision
+    assert others[0].million >= first.million and others[0].deployment.gpu != first.deployment.gpu
+    gpu = first.deployment.gpu
+    alone = answer(question(target="6 ms a token", prices={gpu: PRICES[gpu]}))
+    faster = [point for point in alone.points if point.token < alone.points[0].token]
+    assert ("The next faster one: " in alone.decision) == bool(faster) and answer(
+        question(target="1 us a token")
+    ).decision == ""
