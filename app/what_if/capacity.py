@@ -136,11 +136,21 @@ def _show(problem: Problem, chosen: str, priced: Prices, answer: CapacityAnswer,
     price, dark = _price(nodes, prices), st.context.theme.type == "dark"
     widgets.chart(charts.capacity(points, target, nodes, complete, price, dark), "what-if-capacity")
     st.caption(honestly(points, target, answer, complete))
+    slower = {point.gpus: why_slower(point, points) for point in points}
+    if said := [f"* **{gpus} GPUs**: {plain(why)}." for gpus, why in slower.items() if why]:
+        st.markdown("\n".join(said))
     for sentence in _answers_of_other_parts(problem, answer, prices):
         st.markdown(plain(sentence))
-    key = f"capacity-table-{len(points)}"
+    job = studies.newest("capacity").id
+    key = f"capacity-table-{job}-{len(points)}"
     picked = st.session_state.get(key, {}).get("selection", {}).get("rows", [])
-    tables.show(as_text(points, target, price), key=key, hide_index=True, on_select="rerun", selection_mode="single-row")
+    tables.show(
+        as_text(points, target, price, priced.currency),
+        key=key,
+        hide_index=True,
+        on_select="rerun",
+        selection_mode="single-row",
+    )
     best = smallest(points, target) or min(points, key=lambda point: math.inf if point.total is None else point.total)
     row = points[picked[0]] if picked and picked[0] < len(points) else best
     with st.container(horizontal=True, vertical_alignment="center"):
@@ -148,7 +158,7 @@ def _show(problem: Problem, chosen: str, priced: Prices, answer: CapacityAnswer,
         opens = f"Open the cluster of {row.gpus} GPUs{' and its plan' if made else ''}"
         if st.button(opens, icon=":material/dns:", key="what-if-grown"):
             if made:
-                open_made(made, studies.newest("capacity").id, "starting anywhere")
+                open_made(made, job, "starting anywhere")
             else:
                 state.open_cluster(grown(problem.cluster, nodes, row.parts))
             st.rerun(scope="app")
@@ -238,7 +248,7 @@ BOUNDS = {"order": "Bound for this placement", "placement and order": "Bound for
 without replicas and with equal slots per GPU."""
 
 
-def as_text(points: list[CapacityPoint], target: float, price: float | None = None) -> pd.DataFrame:
+def as_text(points: list[CapacityPoint], target: float, price: float | None = None, currency: str = "") -> pd.DataFrame:
     """The sizes tried, as text with units. price: of a part for an hour"""
     factor, unit = units.scale_of(max([target, *(point.total or 0.0 for point in points)]), units.TIME)
 
@@ -249,14 +259,11 @@ def as_text(points: list[CapacityPoint], target: float, price: float | None = No
         "GPUs": [str(point.gpus) for point in points],
         f"Time, {unit}": figures(point.total for point in points),
         **{f"{title}, {unit}": figures(bounds) for title, bounds in _bounds(points).items()},
-        **({} if price is None else {"Cost per hour": [units.digits(price * point.parts) for point in points]}),
+        **({} if price is None else {"Cost per hour": [f"{currency}{units.digits(price * point.parts)}" for point in points]}),
         "Result": [_outcome(point, target) for point in points],
     }
     if any(point.spare for point in points):
         columns["Spare slots"] = [str(point.spare) if point.spare else tables.MISSING for point in points]
-    why = [why_slower(point, points) for point in points]
-    if any(why):
-        columns["Why it is slower"] = [said or tables.MISSING for said in why]
     return pd.DataFrame(columns)
 
 

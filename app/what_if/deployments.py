@@ -64,14 +64,18 @@ def deployments(model: MoEModel) -> None:
         "prices": {gpu: priced.of[gpu] for gpu in priced.ticked if gpu in priced.of},
     }
     ready = False
-    try:
-        said = read_serving_target(target).in_words
-        with understood:
+    with understood:
+        try:
+            said = read_serving_target(target).in_words
             st.caption(plain(f"Goal: {said}." if said else "No goal: the whole front.") + f" Such as {' · '.join(GOALS)}.")
+            ready = True
+        except InputError as error:
+            st.error(tables.sentence(str(error)), icon=":material/error:")
+    try:
         _check(priced, formats)
         DeploymentsAsk.from_dict(asked, "the question")
-        ready = True
     except InputError as error:
+        ready = False
         st.error(tables.sentence(str(error)), icon=":material/error:")
     if run_button("Compare", KIND, ready):
         studies.start_and_rerun(KIND, None, asked)
@@ -79,6 +83,8 @@ def deployments(model: MoEModel) -> None:
     if job is not None and job.request.arguments.get("model") != as_json(model):
         st.info("The last answer is for another model: press Compare for the open one.", icon=":material/info:")
         return
+    if job is not None and job.state.finished and job.request.arguments != asked:
+        st.info("Goal or prices have changed since this answer: press Compare for a new one.", icon=":material/info:")
     studies.watch(KIND, _show, f"Press Compare: it tries every division of {plain(model.name)} on the ticked GPU types.")
 
 
@@ -125,7 +131,8 @@ def _show(answer: DeploymentsAnswer) -> None:
         notes += " †: servers over more machines than any measured, not held against a measurement."
     if answer.points and ask.limits.token and answer.points[0].high > ask.limits.token:
         notes = f" 9 of 10 such tokens take up to {units.seconds(answer.points[0].high)}, beyond the goal: measure it." + notes
-    said = f"{answer.tried:,} setups timed, most of them never measured"
+    about = f"For {ask.target or 'no goal'}, {ask.prompt:,} tokens in, {ask.output:,} out, at most {ask.most:,} GPUs"
+    said = f"{plain(about)}: {answer.tried:,} setups timed, most of them never measured"
     st.caption(f"{said}; users ask again as soon as they have an answer.{notes}")
     if answer.left_out:
         nearest = [tables.MISSING if each.nearest is None else units.seconds(each.nearest) for each in answer.left_out]

@@ -34,10 +34,9 @@ QUESTIONS = {
 
 def is_chosen() -> bool:
     """The choice between the page's two halves; True if it is this one."""
-    asked = any(state.session.study_jobs.get(kind) for kind in QUESTIONS)
     # After a reload the newest study is the one to look at; ids of jobs sort by time.
-    newest = max(state.session.study_jobs, key=lambda kind: state.session.study_jobs[kind] or "") if asked else "plan"
-    usual = "capacity" if newest in QUESTIONS else "plan"
+    jobs = state.session.study_jobs
+    usual = "capacity" if max(jobs, key=lambda kind: jobs[kind] or "", default="") in QUESTIONS else "plan"
     return (
         kept.segments("Part", PARTS, PARTS.get, default=usual, key="what-if-half", label_visibility="collapsed") == "capacity"
     )

@@ -55,6 +55,7 @@ def test_gpu_types_are_compared_and_each_opens_as_a_cluster(page: AppTest) -> No
     points = job.result["points"]
     assert {row["deployment"]["gpu"] for row in points} == {"H200", "B200"} and all(row["gpus"] <= 8 for row in points)
     first, other = (next(row for row in points if row["deployment"]["gpu"] == gpu) for gpu in ("H200", "B200"))
+    assert "have changed" not in pages.said(page.info)
     assert points[0] is first and f"**{job.result['decision']}**" in pages.said(page.markdown)
     assert job.result["decision"].startswith(f"{first['gpus']} H200 as ") and "The next GPU type: " in job.result["decision"]
     (title,) = pages.titles(page, "what-if-deployments")
@@ -74,6 +75,8 @@ def test_gpu_types_are_compared_and_each_opens_as_a_cluster(page: AppTest) -> No
     assert pages.button(page, "Open as cluster").disabled
     later = pages.visit(pages.studio(session=page.session_state["token"]).run(), "what_if")
     assert pages.titles(later, "what-if-deployments") == pages.titles(page, "what-if-deployments")
+    page.text_input(key="deployment-target").set_value("60 tokens/s a user").run()
+    assert "have changed since this answer" in pages.said(page.info) and pages.titles(page, "what-if-deployments")
     pages.put(page, model=make_model(3, 8, 2))
     assert not pages.titles(page, "what-if-deployments") and not page.exception
 
