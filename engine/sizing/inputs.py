@@ -175,7 +175,9 @@ class ServingTarget:
         return self.rate is not None or self.users is not None
 
 
-_NUMBER = r"(?P<{0}>\d{{1,3}}(?:[,_ ]\d{{3}})+(?:\.\d+)?|\d+(?:\.\d+)?(?:e\d+)?)\s?(?P<{0}k>k\b)?"
+_NUMBER = (
+    r"(?P<{0}>\d{{1,3}}(?:[,_ ]\d{{3}})+(?:\.\d+)?|\d+(?:\.\d+)?(?:e\d+)?)\s?(?:(?P<{0}k>k|thousand|m|million|b|bn|billion)\b)?"
+)
 _TIME = _NUMBER + r"\s?(?P<{0}_unit>ns|us|µs|μs|ms|milliseconds?|s|secs?|seconds?|min|minutes?)\b"
 _MOST = (
     r"(?:(?:at most|no more than|up to|less than|faster than|cheaper than|within|under|below|max(?:imum)?|in|for|a budget of"
@@ -190,12 +192,17 @@ _PARTS = (
     rf"(?:(?:a|each|every|one) token|tpot|itl|a pass)\s?(?::|=)?\s?{_MOST}{_TIME.format('time')}",
     rf"{_MOST}{_TIME.format('time')}(?:{_A}(?:output |generated )?(?:token|pass|step))?",
     rf"{_LEAST}{_NUMBER.format('speed')}{_RATE}{_A}(?:users?|requests?|sequences?)\b",
+    rf"{_LEAST}{_NUMBER.format('rate')}\s?(?:tokens?|toks?){_A}(?P<rate_per>minute|min|hour|hr|h|day|month)\b"
+    r"(?: (?:in all|in total|together|overall)\b)?",
     rf"{_LEAST}{_NUMBER.format('rate')}{_RATE}(?: (?:in all|in total|together|overall)\b)?",
     rf"(?:(?:at|for|with|of|on)\s)?{_NUMBER.format('count')}\s?(?:concurrent |parallel )?"
     r"(?:sequences|sequence|requests|request|users|user|prompts|prompt)\b(?: at (?:a time|once|the same time))?",
     rf"{_MOST}(?:[$€£¥]\s?|usd |eur |gbp )?{_NUMBER.format('price')}\s?(?:[$€£¥]|usd|dollars?|eur|euros?|gbp|pounds?)?"
-    rf"{_A}(?:hours?|hr|h)\b",
+    rf"{_A}(?P<price_per>hours?|hr|h|day|week|month|year)\b",
 )
+_HOURS = {"h": 1.0, "d": 24.0, "w": 168.0, "mo": 730.0, "y": 8760.0, "mi": 1 / 60}
+"""Hours of a span by the letters that it begins with; of a month a twelfth of a year."""
+_TIMES = {"": 1.0, "k": 1e3, "t": 1e3, "m": 1e6, "b": 1e9}
 _UNITS = {"n": 1e-9, "u": 1e-6, "µ": 1e-6, "μ": 1e-6, "ms": 1e-3, "milli": 1e-3, "min": 60.0, "s": 1.0}
 MOST_AT_ONCE = 1_000_000
 MOST = {"first": 10**9, "time": 10**9, "speed": 10**9, "rate": 10**12, "count": 10**8, "price": 10**12}
@@ -262,11 +269,14 @@ def _limits(text: str, examples: str) -> dict[str, float]:
         number[name] *= next(factor for unit, factor in _UNITS.items() if found[f"{name}_unit"].startswith(unit))
     if "speed" in number:
         number["time"] = 1 / number.pop("speed")
+    for name, one in (("price", 1.0), ("rate", 3600.0)):
+        if span := found.get(f"{name}_per"):
+            number[name] /= one * next(hours for letters, hours in _HOURS.items() if span.startswith(letters))
     return number
 
 
 def _number(found: dict[str, str], name: str) -> float:
-    return float(re.sub("[,_ ]", "", found[name])) * (1000 if f"{name}k" in found else 1)
+    return float(re.sub("[,_ ]", "", found[name])) * _TIMES[found.get(f"{name}k", "")[:1]]
 
 
 @dataclass(frozen=True)
