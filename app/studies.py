@@ -14,10 +14,11 @@ from engine.problem import Problem
 from engine.store.problems import problem_arguments
 
 
-def start(kind: str, problem: Problem, more: dict[str, Any]) -> None:
-    """Start a study of the open problem."""
+def start(kind: str, problem: Problem | None, more: dict[str, Any]) -> None:
+    """Start a study of the open problem; None: of `more` alone."""
     with failing.saying():
-        state.set_study_job(kind, widgets.start_job_on(problem, kind, more).id)
+        job = widgets.start_job(kind, more) if problem is None else widgets.start_job_on(problem, kind, more)
+        state.set_study_job(kind, job.id)
 
 
 def newest(kind: str) -> runner.Job | None:
@@ -53,7 +54,7 @@ def watch(kind: str, show: Callable[[Answer], None], empty: str) -> None:
     follow()
 
 
-def start_and_rerun(kind: str, problem: Problem, more: dict[str, Any]) -> None:
+def start_and_rerun(kind: str, problem: Problem | None, more: dict[str, Any]) -> None:
     """Start a study, and draw the page again with its button off."""
     before = state.session.study_jobs.get(kind)
     start(kind, problem, more)

@@ -1,12 +1,15 @@
-"""The What-if page: a faster network, noisier traffic, a bigger model."""
+"""The What-if page: a faster network, noisier traffic, a bigger model; and how many GPUs to have."""
 
 import streamlit as st
 
 from app import header, state, widgets
-from app.what_if import live, studies, sweeps
+from app.what_if import live, questions, studies, sweeps
 from engine.goal import Goal
 
-header.show("What-if", "What if the network were twice as fast, the traffic noisier, the model bigger?")
+header.show("What-if", "What if the network were twice as fast? How many GPUs does a goal take, and at which price?")
+if questions.is_chosen():
+    questions.panel()
+    st.stop()
 if widgets.problem_or_advice() is None:
     if state.session.model and state.session.cluster and state.session.step is None:
         st.subheader("Or make a synthetic recording for the open model", anchor=False)

@@ -115,7 +115,7 @@ def deployments(
     complete: True if the search is over
     dark: the page's theme
     """
-    hour, figure = target.rate is not None, go.Figure()
+    hour, figure = target.in_all, go.Figure()
     for symbol, gpu in zip(SYMBOLS, dict.fromkeys(sorted(point.deployment.gpu for point in points)), strict=False):
         own = [point for point in points if point.deployment.gpu == gpu]
         colour = theme.gpu_colour(gpu)
@@ -139,7 +139,7 @@ def deployments(
                 "color": [colour if point.best else theme.ink(dark) for point in own],
                 "line": {"width": 1, "color": theme.ink(dark)},
             },
-            **theme.tips(f"{theme.plain(point.in_words)}<br>{_price(point, hour, currency)}" for point in own),
+            **theme.tips(f"{theme.plain(point.in_words)}<br>{theme.plain(point.cost(hour, currency))}" for point in own),
         )
     line = {"color": theme.ink(dark), "width": 1.5, "dash": "dot"}
     if target.token is not None:
@@ -149,13 +149,8 @@ def deployments(
     figure.update_yaxes(title="price an hour" if hour else "price of a million tokens", type="log", dtick="D2")
     best = next((point for point in points if point.best), points[0])
     gpus = f"{best.gpus} × {theme.plain(best.deployment.gpu)}"
-    said = f"{gpus}, {_price(best, hour, currency)}: {digits(1 / best.token)} tokens/s of a user"
+    said = f"{gpus}, {theme.plain(best.cost(hour, currency))}: {digits(1 / best.token)} tokens/s of a user"
     return theme.finish(figure, f"{said}, the cheapest" if complete else f"So far: {said}", 440, legend=LEGEND)
-
-
-def _price(point: Point, hour: bool, currency: str) -> str:
-    said = f"{point.hour:,.2f} an hour" if hour else f"{point.million:,.3f} a million tokens"
-    return theme.plain(f"{currency}{said}")
 
 
 def parts(point: Point, dark: bool = False) -> go.Figure:

@@ -127,7 +127,7 @@ class Visit:
     offers_base = _Field[Any](None)
     """Start of the edits in the table of node types with prices, see `app.what_if.sizing`."""
     prices_base = _Field[Any](None)
-    """Start of the edits in the table of GPU types with prices, see `app.what_if.deployments`."""
+    """Circumstances and start of the edits in the table of GPU types with prices, see `app.what_if.prices`."""
     drawn = _Field[tuple[int, str | None]]((0, None))
     """Number of the last edit on the drawing board that was dealt with, and why it was refused, if it was."""
     layers_compared = _Field[tuple[tuple[int, int], tuple[int, int]]](((0, 1), (0, 1)))

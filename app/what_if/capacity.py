@@ -1,5 +1,7 @@
 """The What-if page's search for the number of GPUs that a target time takes."""
 
+import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
@@ -10,10 +12,13 @@ from app import cached, kept, state, studies, tables, widgets
 from app.charts import what_if_studies as charts
 from app.tables import plain
 from app.what_if.live import outlooks_of, plan_to_study, run_button
+from app.what_if.prices import Prices
+from app.what_if.sizing import open_made
 from engine import units
 from engine.cluster import Node
-from engine.compare.capacity import CapacityPoint, grown, ladder, most_gpus, parts_of, smallest
+from engine.compare.capacity import CapacityPoint, grown, ladder, most_gpus, parts_of, smallest, why_slower
 from engine.errors import InputError
+from engine.goal import Goal
 from engine.jobs.studies import CapacityAnswer
 from engine.plan import Plan
 from engine.problem import Problem
@@ -22,12 +27,8 @@ from engine.systems import SYSTEMS, systems_for
 from engine.workload import RoutingTrace, TrafficMatrix
 
 
-def capacity(problem: Problem) -> None:
+def capacity(problem: Problem, priced: Prices) -> None:
     """Search the number of GPUs for a target time, and show the sizes tried. Raises InputError as `plan_to_study`."""
-    st.caption(
-        "Finds the smallest cluster of equal parts that meets a target time. Every size gets a plan of its own: first sizes "
-        "around the open cluster, then all between the smallest that meets the target and the next one below it."
-    )
     if isinstance(problem.workload, TrafficMatrix):
         st.info(
             "A traffic matrix is between a fixed number of GPUs: open a routing log or expert loads.", icon=":material/info:"
@@ -37,7 +38,7 @@ def capacity(problem: Problem) -> None:
     now = outlooks_of(problem, [plan])[plan.id].total
     part = _form(problem, plan, f"{'The open plan' if is_open else 'What is deployed'} takes {units.seconds(now)}.", now)
     text = "Nothing run yet. Each size gets a plan of its own, within the time per plan."
-    studies.watch_for_problem("capacity", problem, {}, partial(_show, problem, part), text)
+    studies.watch_for_problem("capacity", problem, {}, partial(_show, problem, part, priced), text)
 
 
 def _form(problem: Problem, plan: Plan, takes: str, now: float) -> str:
@@ -60,27 +61,36 @@ def _form(problem: Problem, plan: Plan, takes: str, now: float) -> str:
         )
         part = kept.selectbox("Built from", list(parts), len(parts) - 1, width=300, key="what-if-part")
         own = sum(len(node.gpus) for node in parts[part])
-        sizes = kept.multiselect(
-            "Sizes, GPUs",
-            range(1, max(1, most_gpus(problem.cluster) // own) + 1),
-            ladder(problem.cluster, parts[part]),
-            format_func=lambda count: str(count * own),
-            width=440,
-            key=f"what-if-sizes-{own}-{len(problem.cluster.gpus)}",
-        )
+        usual = ", ".join(str(count * own) for count in ladder(problem.cluster, parts[part]))
+        text = kept.text_input("Sizes, GPUs", usual, width=300, key=f"what-if-sizes-{own}-{len(problem.cluster.gpus)}")
         system = kept.selectbox("System", list(systems), 0, lambda name: systems[name].title, width=210, key="what-if-system")
         limit = kept.number_input("Time per plan, s", 0.1, 600.0, 5.0, width=140, key="what-if-capacity-limit")
+        spare = problem.goal is Goal.INFERENCE and kept.checkbox(
+            "Spare slots too",
+            True,
+            key="what-if-spare",
+            help="Also tries copies of popular experts: in slots that would stay empty, and in one more on every GPU. Three "
+            "plans for each size instead of one.",
+        )
+        sizes, complaint = [], ""
+        try:
+            sizes = sizes_of(text, own, most_gpus(problem.cluster))
+        except InputError as error:
+            complaint = str(error)
         if run_button("Find the number of GPUs", "capacity", bool(target and sizes)):
             options = {"time_limit": limit} if "time_limit" in systems[system].options.model_fields else {}
             arguments = {
                 "part": [node.model_dump(mode="json") for node in parts[part]],
                 "title": part,
                 "target": target / 1e3,
-                "sizes": sorted(sizes),
+                "sizes": sizes,
                 "system": system,
                 "options": options,
+                "spare": spare,
             }
             studies.start_and_rerun("capacity", problem, arguments)
+    if complaint:
+        st.error(tables.sentence(complaint), icon=":material/error:")
     trace, most = problem.workload, max(sizes, default=0) * own
     if isinstance(trace, RoutingTrace) and trace.sources < most:
         kind = "source ranks" if trace.source_rank is not None else "sequences" if trace.sequence is not None else "tokens"
@@ -91,8 +101,26 @@ def _form(problem: Problem, plan: Plan, takes: str, now: float) -> str:
     return part
 
 
-def _show(problem: Problem, chosen: str, answer: CapacityAnswer, complete: bool) -> None:
-    """The sizes tried so far, and the smallest that meets the target as a cluster to open. chosen: the part above, in words."""
+def sizes_of(text: str, own: int, most: int) -> list[int]:
+    """Numbers of parts from numbers of GPUs such as `8, 16, 32-64`. Raises InputError for anything else.
+
+    own: GPUs of a part; most: GPUs at most
+    """
+    found: set[int] = set()
+    for word in re.split(r"[,;\s]+", text.strip()):
+        if not (match := re.fullmatch(r"(\d{1,6})(?:[-–](\d{1,6}))?", word)):
+            raise InputError(f"sizes: '{word[:40]}' is no number of GPUs; write such as {own}, {2 * own}, {3 * own}-{5 * own}")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if not own <= first <= last <= max(own, most):
+            raise InputError(f"sizes: {word} is not between {own} and {max(own, most)} GPUs")
+        if match[2] is None and first % own:
+            raise InputError(f"sizes: {first} GPUs are no whole number of parts of {own}; write {first - first % own}")
+        found.update(range(-(-first // own), last // own + 1))
+    return sorted(found)
+
+
+def _show(problem: Problem, chosen: str, priced: Prices, answer: CapacityAnswer, complete: bool) -> None:
+    """The sizes tried so far, of which each opens as a cluster. chosen: the part above, in words."""
     points = sorted(answer.points, key=lambda point: point.parts)
     nodes = parts_of(problem.cluster).get(answer.title)
     if not points:
@@ -104,44 +132,37 @@ def _show(problem: Problem, chosen: str, answer: CapacityAnswer, complete: bool)
         return
     if answer.title != chosen:
         st.info(plain(f"These sizes are built from {answer.title}. Run the search for {chosen}."), icon=":material/info:")
-    target, prices = answer.target, _prices(nodes)
+    target, prices = answer.target, {gpu.type: priced.of.get(gpu.type) for node in nodes for gpu in node.gpus}
     price, dark = _price(nodes, prices), st.context.theme.type == "dark"
     widgets.chart(charts.capacity(points, target, nodes, complete, price, dark), "what-if-capacity")
     st.caption(honestly(points, target, answer, complete))
+    slower = {point.gpus: why_slower(point, points) for point in points}
+    if said := [f"* **{gpus} GPUs**: {plain(why)}." for gpus, why in slower.items() if why]:
+        st.markdown("\n".join(said))
     for sentence in _answers_of_other_parts(problem, answer, prices):
         st.markdown(plain(sentence))
-    tables.show(as_text(points, target, price), hide_index=True)
-    fewest = smallest(points, target)
+    job = studies.newest("capacity").id
+    key = f"capacity-table-{job}-{len(points)}"
+    picked = st.session_state.get(key, {}).get("selection", {}).get("rows", [])
+    tables.show(
+        as_text(points, target, price, priced.currency),
+        key=key,
+        hide_index=True,
+        on_select="rerun",
+        selection_mode="single-row",
+    )
+    best = smallest(points, target) or min(points, key=lambda point: math.inf if point.total is None else point.total)
+    row = points[picked[0]] if picked and picked[0] < len(points) else best
     with st.container(horizontal=True, vertical_alignment="center"):
-        opens = f"Open the cluster of {fewest.gpus} GPUs" if fewest else ""
-        if opens and st.button(opens, icon=":material/dns:", key="what-if-grown"):
-            state.open_cluster(grown(problem.cluster, nodes, fewest.parts))
+        made = next((each.plan for each in answer.candidates if each.gpus == row.gpus), None)
+        opens = f"Open the cluster of {row.gpus} GPUs{' and its plan' if made else ''}"
+        if st.button(opens, icon=":material/dns:", key="what-if-grown"):
+            if made:
+                open_made(made, job, "starting anywhere")
+            else:
+                state.open_cluster(grown(problem.cluster, nodes, row.parts))
             st.rerun(scope="app")
         studies.download_table(to_download(points, answer, prices, price), "capacity")
-
-
-def _prices(part: Sequence[Node]) -> dict[str, float | None]:
-    """The price that a person pays for an hour of each type of GPU in the part; None where none was given."""
-    with st.container(horizontal=True):
-        prices = {
-            kind: kept.number_input(
-                # A hyphen inside a name is no markup, and a screen reader would read the escape aloud.
-                f"Price per {plain(kind).replace(chr(92) + '-', '-')}-hour",
-                None,
-                None,
-                None,
-                width=180,
-                key=f"what-if-price-{kind}",
-                placeholder="optional",
-                help="What you pay for one GPU, in any currency. The chart then shows what each size costs per hour.",
-            )
-            for kind in dict.fromkeys(gpu.type for node in part for gpu in node.gpus)
-        }
-    for kind, price in prices.items():
-        if price is not None and price <= 0:
-            st.error(f"Price per {plain(kind)}-hour: give a number above 0.", icon=":material/error:")
-            prices[kind] = None
-    return prices
 
 
 def _price(part: Sequence[Node], prices: Mapping[str, float | None]) -> float | None:
@@ -151,7 +172,10 @@ def _price(part: Sequence[Node], prices: Mapping[str, float | None]) -> float | 
 
 
 def _answers_of_other_parts(problem: Problem, answer: CapacityAnswer, prices: Mapping[str, float | None]) -> list[str]:
-    """Results of earlier searches of this session for the same target with clusters of other parts. prices: as `_prices`."""
+    """Results of earlier searches of this session for the same target with clusters of other parts.
+
+    prices: of a GPU-hour by type
+    """
     about, parts, sentences = problem_arguments(problem), parts_of(problem.cluster), {}
     for job in cached.jobs(state.study_jobs()):
         asked = job.request.arguments
@@ -180,7 +204,7 @@ def honestly(points: list[CapacityPoint], target: float, answer: CapacityAnswer,
         parts += _of_smaller(points, fewest, target, complete)
         parts += _of_larger(points, fewest, target, complete)
     elif complete:
-        parts.append("Replicas of experts, another model parallelism or other GPUs were not tried.")
+        parts.append("Another model parallelism or other GPUs were not tried.")
     parts.append(f"The same tokens on every size. Costs: {plain(answer.cost_source)}.")
     return " ".join(parts)
 
@@ -224,7 +248,7 @@ BOUNDS = {"order": "Bound for this placement", "placement and order": "Bound for
 without replicas and with equal slots per GPU."""
 
 
-def as_text(points: list[CapacityPoint], target: float, price: float | None = None) -> pd.DataFrame:
+def as_text(points: list[CapacityPoint], target: float, price: float | None = None, currency: str = "") -> pd.DataFrame:
     """The sizes tried, as text with units. price: of a part for an hour"""
     factor, unit = units.scale_of(max([target, *(point.total or 0.0 for point in points)]), units.TIME)
 
@@ -235,16 +259,18 @@ def as_text(points: list[CapacityPoint], target: float, price: float | None = No
         "GPUs": [str(point.gpus) for point in points],
         f"Time, {unit}": figures(point.total for point in points),
         **{f"{title}, {unit}": figures(bounds) for title, bounds in _bounds(points).items()},
-        **({} if price is None else {"Cost per hour": [units.digits(price * point.parts) for point in points]}),
+        **({} if price is None else {"Cost per hour": [f"{currency}{units.digits(price * point.parts)}" for point in points]}),
         "Result": [_outcome(point, target) for point in points],
     }
+    if any(point.spare for point in points):
+        columns["Spare slots"] = [str(point.spare) if point.spare else tables.MISSING for point in points]
     return pd.DataFrame(columns)
 
 
 def to_download(
     points: list[CapacityPoint], answer: CapacityAnswer, prices: Mapping[str, float | None], price: float | None
 ) -> pd.DataFrame:
-    """The sizes as numbers, with the question in each row. price: of a part for an hour; prices: as `_prices`."""
+    """The sizes as numbers, with the question in each row. price: of a part for an hour; prices: of a GPU-hour by type."""
 
     def figures(values: Iterable[float | None]) -> list[float | None]:
         return [None if value is None else float(f"{1e3 * value:.6g}") for value in values]
@@ -260,6 +286,8 @@ def to_download(
         **{f"{title}, ms": figures(bounds) for title, bounds in _bounds(points).items()},
         **(priced | cost if cost else {}),
         "Result": [_outcome(point, answer.target) for point in points],
+        "Spare slots": [point.spare for point in points],
+        "Why it is slower": [why_slower(point, points) for point in points],
     }
     return pd.DataFrame(columns)
 

@@ -13,6 +13,7 @@ from app import cached, kept, state, studies, tables, widgets
 from app.charts import sizing as charts
 from app.tables import plain
 from app.what_if.live import outlooks_of, plan_to_study, run_button
+from app.what_if.prices import Prices
 from engine import store, units
 from engine.catalogue import node_types
 from engine.cluster import Cluster, Node
@@ -20,6 +21,7 @@ from engine.errors import InputError
 from engine.goal import Goal
 from engine.jobs.runner import State
 from engine.jobs.tasks import Excluded, SizeAnswer, SizeAsk, SizedPoint, SizedRow
+from engine.plan import Plan
 from engine.problem import Problem
 from engine.sizing.inputs import EXAMPLES, Catalogue, Counted, Target, in_words, read_target
 from engine.sizing.search import proven
@@ -28,7 +30,7 @@ from engine.workload import TrafficMatrix
 
 KIND, OFFERS = "size", "size-offers"
 FRONT, MOST_FRONT, MOST_SEQUENCES = 5, 20, 100_000
-UNTYPED, MOST_TYPES = (None, 8), 12
+UNTYPED, MOST_TYPES = (None, None), 12
 RUNGS = {
     "memory": "experts and sequences do not fit its memory",
     "fluid": "all work over the speed of all GPUs",
@@ -39,12 +41,8 @@ RUNGS = {
 EACH = "For each further cluster the target is a fifth less than the time of the one before it."
 
 
-def sizing(problem: Problem) -> None:
-    """Ask for a target and prices, and show the clusters that are found."""
-    st.caption(
-        "Finds the cheapest clusters, with their plans, that meet a target: of node types at the prices that you type. Those "
-        "that cannot meet it are left out by proof, the others planned for. Every expert has one copy."
-    )
+def sizing(problem: Problem, priced: Prices) -> None:
+    """Ask for a target and machines, and show the clusters that are found."""
     if problem.goal is not Goal.INFERENCE:
         st.info("Clusters are sized for one model: close the second one.", icon=":material/info:")
         return
@@ -53,14 +51,14 @@ def sizing(problem: Problem) -> None:
     if not names:
         st.info("A traffic matrix is between its own GPUs: open a routing log or expert loads.", icon=":material/info:")
         return
-    _form(problem, names)
+    _form(problem, names, priced)
     job = studies.newest(KIND)
     about = problem_arguments(problem)
     if job is not None and (_asked(job.request.arguments) != _asked(about) or not _known(job.request.arguments, names)):
         text = "The last search is for another recording, model, cost source or travel: run it again for what is open."
         st.info(text, icon=":material/info:")
         return
-    studies.watch(KIND, _show, "Nothing run yet. Type a price for each node type that you can have.")
+    studies.watch(KIND, _show, "Nothing run yet. Type how many of each machine you can have.")
 
 
 def _is_matrix(digest: str, problem: Problem) -> bool:
@@ -78,8 +76,8 @@ def _known(arguments: dict[str, Any], names: dict[str, str]) -> bool:
     return set(arguments.get("recordings", ())) <= names.keys()
 
 
-def _form(problem: Problem, names: dict[str, str]) -> None:
-    """Target, recordings and prices, and the button that starts the search."""
+def _form(problem: Problem, names: dict[str, str], priced: Prices) -> None:
+    """Target, recordings and machines, and the button that starts the search."""
     with st.container(horizontal=True, vertical_alignment="bottom"):
         target = kept.text_input("Target", _usual_target(problem), key="size-target", width=420, help=f"such as {EXAMPLES}")
         help = (
@@ -93,12 +91,11 @@ def _form(problem: Problem, names: dict[str, str]) -> None:
             chosen = kept.multiselect(
                 "Recordings", names, usual or chosen[:1], names.get, width=380, key="size-recordings", help=help
             )
-        currency = kept.text_input("Currency", "$", key="size-currency", width=90, max_chars=4)
     own = _own_nodes(problem.cluster)
-    offers = _table(problem.cluster, own)
+    offers = _table(problem.cluster, own, priced)
     wanted: dict[str, Any] = {}
     try:
-        wanted = _question(problem, target, int(front), chosen, _catalogue(offers, own, currency))
+        wanted = _question(problem, target, int(front), chosen, _catalogue(offers, own, priced.currency))
     except InputError as error:
         st.error(tables.sentence(str(error)), icon=":material/error:")
     if run_button("Find the cheapest clusters", KIND, bool(wanted) and bool(wanted["catalogue"])):
@@ -144,29 +141,37 @@ Offers = dict[str, tuple[float | None, int | None]]
 """(price, how many can be had) by node type; None: not typed."""
 
 
-def _table(cluster: Cluster, own: Own) -> Offers:
-    """The editable table of node types: those with a price first, then those of the open cluster."""
+def _table(cluster: Cluster, own: Own, priced: Prices) -> Offers:
+    """The editable table of node types: those that can be had first, then those of the open cluster. Their prices are those of
+    their GPUs until others are typed."""
     nodes = {name: node for name, (node, _) in own.items()} | {name: kind.node(name) for name, kind in node_types().items()}
-    base, left = state.visit.offers_base, _left()
+    usual = {name: (priced.of_all([gpu.type for gpu in node.gpus]), None) for name, node in nodes.items()}
+    known, left = state.visit.offers_base, _left()
     # The same object while it is edited: a data editor whose input changes drops edits.
-    if base is None or state.visit.widget_key(OFFERS) not in st.session_state or set(base["type"]) != set(nodes):
+    if known is None or known[0] != usual or state.visit.widget_key(OFFERS) not in st.session_state:
         state.visit.draw_anew([OFFERS])
         drawn = {_drawn(node) for node in cluster.nodes}
-        ranked = sorted(nodes, key=lambda name: (left.get(name, UNTYPED)[0] is None, _drawn(nodes[name]) not in drawn))
-        base = state.visit.offers_base = _base({name: nodes[name] for name in ranked}, left)
+        ranked = sorted(nodes, key=lambda name: (left.get(name, UNTYPED)[1] is None, _drawn(nodes[name]) not in drawn))
+        offers = {
+            name: (usual[name][0] if left.get(name, UNTYPED)[0] is None else left[name][0], left.get(name, UNTYPED)[1])
+            for name in ranked
+        }
+        known = state.visit.offers_base = usual, _base({name: nodes[name] for name in ranked}, offers)
     number = st.column_config.NumberColumn
     edited = st.data_editor(
-        base,
+        known[1],
         key=state.visit.widget_key(OFFERS),
         hide_index=True,
         disabled=["type", "gpus"],
         height=tables.low(len(nodes)),
         placeholder="—",
         column_config={
-            "type": st.column_config.TextColumn("Node type"),
+            "type": st.column_config.TextColumn("Machine"),
             "gpus": st.column_config.TextColumn("GPUs"),
-            "price": number("Price of one, an hour", min_value=0.0, max_value=1e9, format="%.4g", help="empty: not to be had"),
-            "most": number("How many at most", min_value=1, max_value=1000, step=1, format="%d"),
+            "price": number(
+                "Price of one, an hour", min_value=0.0, max_value=1e9, format="%.4g", help="of its GPUs until typed"
+            ),
+            "most": number("How many at most", min_value=1, max_value=1000, step=1, format="%d", help="empty: not to be had"),
         },
     )
     offers = {
@@ -176,7 +181,8 @@ def _table(cluster: Cluster, own: Own) -> Offers:
         )
         for row in edited.to_dict("records")
     }
-    typed = {name: offer for name, offer in (left | offers).items() if offer != UNTYPED}
+    same = {name: (None if price == usual[name][0] else price, most) for name, (price, most) in offers.items()}
+    typed = {name: offer for name, offer in (left | same).items() if offer != UNTYPED}
     state.keep_choice(OFFERS, [value for name, offer in typed.items() for value in (name, *offer)])
     return offers
 
@@ -204,17 +210,17 @@ def _base(nodes: dict[str, Node], left: Offers) -> pd.DataFrame:
 
 
 def _catalogue(offers: Offers, own: Own, currency: str) -> Catalogue | None:
-    """The node types with a price; None: none has one yet. Raises InputError."""
+    """The machines that can be had; None: none yet. Raises InputError."""
     nodes: list[dict[str, Any]] = []
-    priced = {name: offer for name, offer in offers.items() if offer[0] is not None}
-    if len(priced) > MOST_TYPES:
-        raise InputError(f"{len(priced)} node types have a price; at most {MOST_TYPES} can be compared: empty some prices")
-    for name, (price, most) in priced.items():
-        if most is None:
-            raise InputError(f"{name}: type how many can be had at most")
+    there = {name: offer for name, offer in offers.items() if offer[1] is not None}
+    if len(there) > MOST_TYPES:
+        raise InputError(f"{len(there)} machines can be had; at most {MOST_TYPES} can be compared: empty some numbers")
+    for name, (price, most) in there.items():
+        if price is None:
+            raise InputError(f"{name}: type its price, or those of its GPUs")
         node, latency = own.get(name, (None, None))
         nodes.append({"type": name, "price": price, "most": most, "node": node and as_json(node), "latency": latency})
-    return Catalogue.from_dict({"nodes": nodes, "currency": currency}, "node types") if nodes else None
+    return Catalogue.from_dict({"nodes": nodes, "currency": currency}, "machines") if nodes else None
 
 
 def _question(
@@ -301,27 +307,37 @@ def _is_open(row: SizedRow) -> bool:
     return fits and state.session.plan == row.plan.id
 
 
-def _open(row: SizedRow, job: str, counted: Counted) -> None:
-    """Open the cluster, the plan, the recording with its tokens dealt as for it and, where all GPUs can have as many sequences,
-    the step: on these it takes the time that the table says."""
-    inputs, of = row.plan.provenance.inputs, in_words(row.point.nodes)
+def open_made(plan: Plan, job: str, dealt: str) -> tuple[Cluster, str]:
+    """Open a plan that a job made, with its cluster and its recording; returns the cluster and the recording's own name.
+
+    dealt: of a recording that was not open, how its tokens start, in words
+    """
+    inputs = plan.provenance.inputs
     cluster, recording = store.load_document(Cluster, inputs["cluster"]), store.load_workload(inputs["workload"])
     state.open_cluster(cluster)
-    name = f"{recording.name}, dealt to {of}"[:200]
     state.change(
-        workloads={recording.digest: name} | state.session.workloads,
+        workloads={recording.digest: f"{recording.name}, {dealt}"[:200]} | state.session.workloads,
         model_of={**state.session.model_of, recording.digest: state.session.model},
         workload=recording.digest,
     )
-    said = f"opened {of}, its plan, and {recording.name} with its tokens dealt as for it"
+    state.take_plan(plan.id, job)
+    state.update(plan=plan.id)
+    return cluster, recording.name
+
+
+def _open(row: SizedRow, job: str, counted: Counted) -> None:
+    """Open a cluster of the answer and, where all GPUs can have as many sequences, the step: on these it takes the time that
+    the table says."""
+    of = in_words(row.point.nodes)
+    cluster, name = open_made(row.plan, job, f"dealt to {of}")
+    said = f"opened {of}, its plan, and {name} with its tokens dealt as for it"
     if counted.served is not None:
         sequences, gpus = counted.served.sequences, len(cluster.gpus)
         if sequences % gpus:
             said += f"; {sequences:,} sequences are no whole number for each of {gpus} GPUs, so pages show the MoE layers alone"
         else:
             state.open_serving(counted.served.step.model_copy(update={"sequences": sequences // gpus}))
-    state.take_plan(row.plan.id, job)
-    state.update(plan=row.plan.id)
+            state.update(plan=row.plan.id)
     state.visit.notice = said
 
 

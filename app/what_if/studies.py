@@ -8,11 +8,8 @@ import streamlit as st
 from app import failing, kept, state, studies, widgets
 from app.charts import what_if_studies
 from app.tables import plain
-from app.what_if.capacity import capacity
-from app.what_if.deployments import deployments
 from app.what_if.drift import drift
 from app.what_if.live import contention, others_of, plan_to_study, run_button, sliders_of
-from app.what_if.sizing import sizing
 from app.what_if.sweeps import synthetic_panel
 from engine import units
 from engine.compare.imprecision import (
@@ -36,9 +33,6 @@ KINDS = {
     "sensitivity": ":material/tornado: Sensitivity",
     "contention": ":material/call_merge: Contention",
     "imprecision": ":material/blur_on: Traffic noise",
-    "capacity": ":material/dns: How many GPUs",
-    "size": ":material/price_check: Cheapest cluster",
-    "deployments": ":material/sell: Cheapest deployment",
     "drift": ":material/history: Drift",
     "synthetic": ":material/casino: Synthetic workload",
 }
@@ -54,7 +48,7 @@ def panel(problem: Problem) -> None:
     else:
         shown = {"curve": curve, "sensitivity": sensitivity, "contention": contention, "imprecision": imprecision}
         with failing.saying():
-            (shown | {"capacity": capacity, "size": sizing, "deployments": deployments, "drift": drift})[kind](problem)
+            (shown | {"drift": drift})[kind](problem)
 
 
 def curve(problem: Problem) -> None:

@@ -90,6 +90,21 @@ def machine_size(gpu_type: str) -> int:
     return machine_gpus(gpu_type) or max((kind.count for kind in node_types().values() if kind.gpu == gpu_type), default=8)
 
 
+def cluster_of_machines(gpu_type: str, gpus: int) -> Cluster:
+    """So many GPUs of a type in as few machines as hold them, the last one as full as is needed, with the ports of the
+    catalogue. Raises InputError for a type that is not known."""
+    kind = max((kind for kind in node_types().values() if kind.gpu == gpu_type), key=lambda kind: kind.count, default=None)
+    one = kind.node(gpu_type) if kind else packaged_node(gpu_type, gpu_type)
+    size, links = machine_size(gpu_type), links_of_types().get(gpu_type)
+    size = size if size > 1 else len(one.gpus)
+    joined = {"link_bandwidth": links.bandwidth, "link_latency": links.latency} if links else {}
+    nodes = tuple(
+        one.model_copy(update=joined | {"name": f"{gpu_type}-{turn}", "gpus": one.gpus[:1] * min(size, gpus - turn * size)})
+        for turn in range(-(-gpus // size))
+    )
+    return Cluster(name=f"{gpus} × {gpu_type}", nodes=nodes, latency=kind.fabric_latency if kind else LINK_LATENCY)
+
+
 def system_of(gpu_type: str) -> str:
     """The package's own name for one of its GPU types: `gb200` for `GB200`."""
     return gpu_type.lower().replace("-", "_").replace(" ", "_")

@@ -160,7 +160,7 @@ def _checkpoint(options: argparse.Namespace) -> tuple[str, MoEModel, Transformer
 
 def deployments_text(content: dict[str, Any]) -> str:
     """The front as a table, the best of GPU types that are not on it, and the candidates left out."""
-    points, lines = content["points"], []
+    points, lines = content["points"], [content["decision"], ""] if content["decision"] else []
     best = [row for row in points if row["best"]]
     cells = {
         "GPUs": lambda row: f"{row['gpus']} × {row['deployment']['gpu']}",

@@ -28,7 +28,7 @@ from engine.cli.output import answer, columns, progress, stopped_by_signals, tab
 from engine.cli.size import deployments_asked, deployments_text
 from engine.compare.affinity import sorted_choices
 from engine.compare.baseline import baseline_of
-from engine.compare.capacity import ladder, parts_of
+from engine.compare.capacity import CapacityPoint, ladder, parts_of, why_slower
 from engine.compare.contention import all_alike, exclusive_and_colocated
 from engine.compare.drift import Drift, drift, in_parts
 from engine.compare.held_out import Maker
@@ -307,6 +307,10 @@ def _capacity_text(content: Document) -> str:
         "bound": _seconds("bound"),
         f"target {seconds(target)}": lambda row: row["refused"] or meets[row["total"] <= target],
     }
+    points = [CapacityPoint(**row) for row in content["points"]]
+    why = {point.gpus: why_slower(point, points) for point in points}
+    if any(why.values()):
+        cells["why"] = lambda row: why[row["gpus"]]
     return columns(sorted(content["points"], key=lambda row: row["gpus"]), cells) + f"\nbuilt from {content['title']}"
 
 

@@ -2,22 +2,25 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import gcd
+
+import numpy as np
 
 from engine.cluster import Cluster, Node
 from engine.errors import InputError
 from engine.goal import Goal
 from engine.parallel import reported
-from engine.plan import Claim
+from engine.plan import Claim, Plan
 from engine.problem import Problem, make_problem
 from engine.result import Status, Stop, never
 from engine.systems import run, system_named
-from engine.systems.base import Report, silent
+from engine.systems.base import Outcome, Report, silent
 from engine.systems.options import Value
+from engine.units import digits, seconds
 from engine.workload import RoutingTrace, TrafficMatrix, Workload
 
-MOST_GPUS = 256
+MOST_GPUS = 1024
 LADDER = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
 """Sizes that are tried unless others are asked for, in those of the open cluster."""
 
@@ -28,6 +31,11 @@ class CapacityPoint:
 
     total: seconds of its plan; bound: seconds below which no plan of `scope` is (see `Claim`); None: nothing can be planned
     refused: why nothing can be planned
+    seconds: of the total, by kind of work; of two models by `Timeline.decomposition`
+    most, mean: experts of a layer on the fullest GPU, copies too, and on a GPU in the mean
+    skew: tokens that a layer's busiest GPU computes over those of the mean GPU
+    spare: slots of a layer that hold copies
+    plan: that takes so long; None: not kept
     """
 
     parts: int
@@ -36,6 +44,12 @@ class CapacityPoint:
     bound: float | None = None
     scope: str = ""
     refused: str = ""
+    seconds: dict[str, float] = field(default_factory=dict)
+    most: int = 0
+    mean: float = 0.0
+    skew: float = 0.0
+    spare: int = 0
+    plan: Plan | None = None
 
     def meets(self, target: float) -> bool:
         """True if its plan takes at most `target` seconds."""
@@ -131,12 +145,15 @@ def capacity(
     options: Mapping[str, Value] | None = None,
     stop: Stop = never,
     report: Report = silent,
+    spare: bool = False,
 ) -> Iterator[CapacityPoint]:
     """Plan for so many parts each, the fewest first; then for every number between the first that meets the target (seconds)
     and the largest below it that was tried.
 
     Time need not fall with every GPU (experts that do not divide, one more receiver to start up), so sizes that were not tried
     are not known. Raises InputError for a target, sizes and a recording that cannot be.
+
+    spare: True to try copies of experts too, in slots that would stay empty and in one more on every GPU
     """
     own, most = sum(len(node.gpus) for node in part), most_gpus(problem.cluster)
     if not target > 0:
@@ -148,7 +165,7 @@ def capacity(
             raise InputError(f"{size * own} GPUs: give between {own} (one part) and {max(own, most)}")
     for recording in (problem.workload, *problem.others):
         _unranked(recording)
-    common = (problem, tuple(part), system, dict(options or {}))
+    common = (problem, tuple(part), system, dict(options or {}), spare)
     tried: dict[int, CapacityPoint] = {}
     missing = sorted(set(sizes))
     while missing and not stop():
@@ -166,23 +183,87 @@ def capacity(
 
 
 def _point_of_size(
-    common: tuple[tuple[Problem, tuple[Node, ...], str, dict[str, Value]], tuple[int, ...]],
+    common: tuple[tuple[Problem, tuple[Node, ...], str, dict[str, Value], bool], tuple[int, ...]],
     index: int,
     stop: Stop,
     report: Report,
 ) -> CapacityPoint | None:
     """The point of one of the sizes; None when stopped."""
-    (problem, part, system, options), sizes = common
+    (problem, part, system, options, spare), sizes = common
     count, gpus = sizes[index], sizes[index] * sum(len(node.gpus) for node in part)
-    chosen = system_named(system, problem)
-    try:
-        outcome = run(chosen, fitted(problem, grown(problem.cluster, part, count)), options, stop, report)
-    except InputError as error:
-        return CapacityPoint(count, gpus, refused=str(error))
-    if outcome.result.status is Status.CANCELLED:
-        return None
-    claim: Claim = outcome.result.solution.claim
-    return CapacityPoint(count, gpus, claim.objective, claim.bound, claim.scope)
+    runs = [(system_named(system, problem), options)]
+    if spare and problem.goal is Goal.INFERENCE:
+        limit = {name: options[name] for name in ("time_limit",) if name in options}
+        copies, extra = system_named("eplb", problem), (0, 1) if problem.workload.num_experts % gpus else (1,)
+        runs += [(copies, limit | {"redundant": more}) for more in extra]
+    outcomes: list[Outcome] = []
+    for turn, (chosen, own) in enumerate(runs):
+
+        def report_part(done: float, *told: object, turn: int = turn) -> None:
+            report((turn + done) / len(runs), *told)
+
+        try:
+            here = fitted(problem, grown(problem.cluster, part, count))
+            outcomes.append(run(chosen, here, own, stop, report_part))
+        except InputError as error:
+            if not turn:
+                return CapacityPoint(count, gpus, refused=str(error))
+        if outcomes[0].result.status is Status.CANCELLED:
+            return None
+    outcomes = [each for each in outcomes if each.result.status is not Status.CANCELLED]
+    return _point(here, count, min(outcomes, key=lambda each: each.result.solution.claim.objective))
+
+
+def _point(problem: Problem, count: int, outcome: Outcome) -> CapacityPoint:
+    plan, timeline = outcome.result.solution, outcome.timeline
+    claim: Claim = plan.claim
+    slots, one = plan.placement.slots, problem.goal is Goal.INFERENCE
+    spent = timeline.seconds_of_kind() if one else timeline.decomposition()
+    served = np.concatenate([load.served.sum(axis=1) for load in outcome.loads])  # [layer, gpu]
+    return CapacityPoint(
+        count,
+        len(problem.cluster.gpus),
+        claim.objective,
+        claim.bound,
+        claim.scope,
+        seconds={kind: value for kind, value in spent.items() if value > 0},
+        most=int(slots.max()),
+        mean=float(slots.mean()),
+        skew=float(served.max(axis=1).sum() / served.mean(axis=1).sum()) if np.any(served) else 0.0,
+        spare=int(slots[0].sum()) - problem.workload.num_experts,
+        plan=plan,
+    )
+
+
+ALIKE = 0.05
+"""Share of a difference below which a part of it is not named."""
+NAMED = dict.fromkeys(("dispatch", "combine", "prompt_gather", "all_gather"), "all-to-alls") | {
+    "ffn": "expert FFNs",
+    "communication": "exposed communication",
+    "computation": "exposed computation",
+    "overlapped": "both at once",
+    "idle": "waiting",
+}
+"""Kinds of work, and parts of a timeline of two models, by their names in `why_slower`; others are the rest."""
+
+
+def why_slower(point: CapacityPoint, points: Sequence[CapacityPoint]) -> str:
+    """The reason in words why a size takes longer than the fastest smaller one; empty where none is as fast."""
+    smaller = [each for each in points if each.gpus < point.gpus and each.total is not None]
+    if point.total is None or not smaller or point.total <= (than := min(smaller, key=lambda each: each.total)).total:
+        return ""
+    more = point.total - than.total
+    changes = {}
+    for kind in {**than.seconds, **point.seconds}:
+        name = NAMED.get(kind, "the rest")
+        changes[name] = changes.get(name, 0.0) + point.seconds.get(kind, 0.0) - than.seconds.get(kind, 0.0)
+    told = sorted((name for name in changes if abs(changes[name]) > ALIKE * more), key=lambda name: -changes[name])
+    said = [f"{name} {seconds(abs(changes[name]))} {'more' if changes[name] > 0 else 'less'}" for name in told]
+    if point.most > point.mean and point.most / point.mean > than.most / than.mean:
+        said.append(f"experts divide unevenly, {point.most} on the fullest GPU for {digits(point.mean)} in the mean")
+    if point.skew > than.skew * (1 + ALIKE):
+        said.append(f"the busiest GPU computes {digits(point.skew)}× the mean, {digits(than.skew)}× before")
+    return f"{seconds(more)} slower than {than.gpus} GPUs: {'; '.join(said)}"
 
 
 def smallest(points: Sequence[CapacityPoint], target: float) -> CapacityPoint | None:

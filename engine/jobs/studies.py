@@ -3,14 +3,16 @@
 The answer of a stopped or running job has the points that were found so far.
 """
 
+import time
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TypeVar
 
 from engine import store
 from engine.cluster import Node
 from engine.compare import sensitivity
 from engine.compare.affinity import SEEDS, OutOfDistribution, TokensEnough, out_of_distribution, tokens_enough
-from engine.compare.capacity import CapacityPoint, capacity
+from engine.compare.capacity import CapacityPoint, capacity, fitted, grown
 from engine.compare.comparison import PlanRow
 from engine.compare.contention import CONTENTIONS, ContentionPoint, contention_curve, most_saved, ordered, pays_from
 from engine.compare.imprecision import ImprecisionPoint, Noise, imprecision
@@ -27,6 +29,7 @@ from engine.schema import Frozen
 from engine.simulate import bound_of_plan, loads_of, simulate
 from engine.sizing.deployment_search import cheapest
 from engine.sizing.deployments import Found, Question
+from engine.store.problems import save_inputs
 from engine.systems import run, system_named
 from engine.workload import RoutingTrace
 
@@ -279,7 +282,8 @@ def imprecision_study(ask: ImprecisionAsk, context: Context) -> ImprecisionAnswe
 
 
 class CapacityAsk(ProblemAsk):
-    """part: nodes by which a cluster grows; title: the part in words; target: seconds; sizes: numbers of parts."""
+    """part: nodes by which a cluster grows; title: the part in words; target: seconds; sizes: numbers of parts; spare: as of
+    `capacity`."""
 
     part: tuple[Document, ...]
     title: str
@@ -287,12 +291,23 @@ class CapacityAsk(ProblemAsk):
     sizes: tuple[int, ...]
     system: str
     options: Document
+    spare: bool = False
+
+
+class CapacityRow(PlanRow):
+    """The plan of a size. gpus: of its cluster"""
+
+    gpus: int
 
 
 class CapacityAnswer(PointsAnswer):
-    """Points in the order in which they were tried; the rest as asked."""
+    """Points in the order in which they were tried; the rest as asked.
+
+    candidates: plans of the points, for one model
+    """
 
     points: tuple[CapacityPoint, ...] = ()
+    candidates: tuple[CapacityRow, ...] = ()
     target: Number
     title: str
     system: str
@@ -306,8 +321,20 @@ def capacity_study(ask: CapacityAsk, context: Context) -> CapacityAnswer:
     answer = CapacityAnswer(
         cost_source=problem.cost_source, target=ask.target, title=ask.title, system=ask.system, sizes=ask.sizes
     )
-    points = capacity(problem, part, ask.target, ask.sizes, ask.system, ask.options, context.stop, context.report)
-    return _collected(points, answer, context)
+    context.keep(answer)
+    begin, asked = time.monotonic(), (problem, part, ask.target, ask.sizes, ask.system, ask.options)
+    for point in capacity(*asked, context.stop, context.report, ask.spare):
+        update = {"points": (*answer.points, replace(point, plan=None))}
+        if point.plan is not None and problem.goal is Goal.INFERENCE:
+            save_inputs(fitted(problem, grown(problem.cluster, part, point.parts)))
+            plan = point.plan.model_copy(update={"name": f"{point.plan.name}, {point.gpus} GPUs"[:120]})
+            row = CapacityRow(
+                plan=plan, status=plan.claim.status.value, runtime=time.monotonic() - begin, notes={}, gpus=point.gpus
+            )
+            update["candidates"] = (*answer.candidates, row)
+        answer = answer.model_copy(update=update)
+        context.keep(answer)
+    return answer
 
 
 class ReplanAsk(ProblemAsk):

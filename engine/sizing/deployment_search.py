@@ -26,6 +26,7 @@ from engine.sizing.deployments import (
     Question,
     Why,
     counted_as,
+    decision,
     divisions,
     formats_of,
     measured_groups,
@@ -93,8 +94,8 @@ def front(price: Floats, seconds: Floats) -> Ints:
 def cheapest(question: Question, stop: Stop = never, report: Report = silent) -> Iterator[Found]:
     """The deployments that meet the target and that no other beats in both price and time of a token, after every group.
 
-    The price is that of a million tokens or, for a demanded rate, that of an hour. Raises InputError for a target that is none,
-    and for a checkpoint whose number format is not known.
+    The price is that of a million tokens or, for a rate or users in all, that of an hour. Raises InputError for a target that
+    is none, and for a checkpoint whose number format is not known.
     """
     search = Search(question)
     groups = list(search.groups())
@@ -229,16 +230,17 @@ class Search:
         self.kept[gpu] = _front_of(kept)
 
     def replicas(self, table: Table) -> Ints:
-        """int64[row]: replicas that make the demanded rate."""
-        if self.target.rate is None:
-            return np.ones(len(table.token), dtype=np.int64)
-        return np.ceil(self.target.rate / table.rate(self.question.output)).astype(np.int64)
+        """int64[row]: replicas that make the demanded rate and have room for all users."""
+        needed = np.ones(len(table.token), dtype=np.int64)
+        if self.target.rate is not None:
+            needed = np.ceil(self.target.rate / table.rate(self.question.output)).astype(np.int64)
+        return needed if self.target.users is None else np.maximum(needed, -(-self.target.users // table.users))
 
     def _prices(self, table: Table) -> tuple[Floats, Floats]:
         """float64[row], twice: the price that is compared, and that of all replicas an hour."""
         one = table.gpus * self.question.prices[table.group.gpu]
         hour = one * self.replicas(table)
-        return one / table.rate(self.question.output) if self.target.rate is None else hour, hour
+        return hour if self.target.in_all else one / table.rate(self.question.output), hour
 
     def found(self) -> Found:
         """The answer so far."""
@@ -252,6 +254,7 @@ class Search:
             if self.counts[gpu, why]
         ]
         return Found(
+            decision=decision(points, self.target, self.question.currency) if points else "",
             points=tuple(points),
             left_out=tuple(left_out),
             tried=self.tried,

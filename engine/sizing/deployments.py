@@ -6,7 +6,7 @@ their matrices.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal, NamedTuple
 
@@ -23,6 +23,7 @@ from engine.serving.deployment import BYTES_PER_WEIGHT, Demand, Deployment, Mode
 from engine.serving.forecast import fitted
 from engine.serving.sizes import TransformerSizes
 from engine.sizing.inputs import ServingTarget, read_serving_target
+from engine.units import digits
 
 BLOCK = 128
 """Rows and columns of 8-bit weights with one scale (DeepSeek-V3 §3.3.2), of which no GPU holds a part."""
@@ -35,11 +36,11 @@ WHY: dict[Why, tuple[str, str]] = {
     "number format": ("number format", "that it does not compute with"),
     "memory": ("server", "without room for the weights and a sequence for each replica of attention"),
     "bound": ("server", "unable to read the weights of a token within the target at full bandwidth (a bound)"),
-    "token": ("deployment", "predicted slower than the target"),
-    "first token": ("deployment", "predicted to send the first token later than the target"),
-    "prompts": ("deployment", "whose prompts are predicted to come faster than they are taken"),
-    "GPUs": ("deployment", "with more GPUs for the rate than there are"),
-    "price": ("deployment", "above the budget"),
+    "token": ("setup", "predicted slower than the target"),
+    "first token": ("setup", "predicted to send the first token later than the target"),
+    "prompts": ("setup", "whose prompts are predicted to come faster than they are taken"),
+    "GPUs": ("setup", "that take more GPUs than there are"),
+    "price": ("setup", "above the budget"),
 }
 """Candidates that are left out, and why, in words and in the order in which it is asked."""
 
@@ -134,6 +135,55 @@ class Point(Frozen):
         engine = " ".join(filter(None, (of.engine, of.version, of.precision)))
         return f"{self.gpus} × {of.gpu}, {engine}, {of.servers_in_words}{times}, {self.demand.users * self.replicas:,} users"
 
+    @property
+    def as_servers(self) -> str:
+        """`8 H200 as one tp8 server`, `12 GB200 as 2 replicas of one tp4 server and one dp4 ep4 server for prompts`."""
+        of = self.deployment
+        servers = _servers(of.decode) + (f" and {_servers(of.prefill)} for prompts" if of.prefill else "")
+        times = f"{self.replicas} replicas of " * (self.replicas > 1)
+        return f"{self.gpus} {of.gpu} as {times}{servers}{' †' * (not self.held)}"
+
+    def cost(self, hour: bool, currency: str) -> str:
+        """`$6.25 a million tokens`, or `$28.00 an hour`."""
+        if hour:
+            return f"{currency}{self.hour:,.2f} an hour"
+        return f"{currency}{self.million:,.{2 if self.million >= 1 else 4}f} a million tokens"
+
+
+def _servers(ranks: Ranks) -> str:
+    return f"{'one' if ranks.servers == 1 else ranks.servers} {ranks.in_words} server{'s' * (ranks.servers > 1)}"
+
+
+def by_type(points: Sequence[Point]) -> list[Point]:
+    """The cheapest deployment of every GPU type, the cheapest first. points: by price"""
+    first: dict[str, Point] = {}
+    for point in points:
+        first.setdefault(point.deployment.gpu, point)
+    return list(first.values())
+
+
+def decision(points: Sequence[Point], target: ServingTarget, currency: str) -> str:
+    """The cheapest deployment in a sentence, and the next GPU type or, where there is one type, the next faster one.
+
+    points: by price; at least one
+    """
+    first, *others = by_type(points)
+    hour = target.in_all
+    said = [
+        f"{first.as_servers} ({first.deployment.engine}): {digits(first.rate / first.gpus)} tokens/s a GPU, "
+        f"{first.cost(hour, currency)}, {digits(1 / first.token)} tokens/s a user."
+    ]
+    if others:
+        times = others[0].hour / first.hour if hour else others[0].million / first.million
+        said.append(f"The next GPU type: {others[0].as_servers}, {others[0].cost(hour, currency)}, {times:.3g}× the price.")
+    elif faster := [point for point in points if point.token < first.token]:
+        next_one = faster[0]
+        said.append(
+            f"The next faster one: {next_one.as_servers}, {next_one.cost(hour, currency)}, "
+            f"{digits(1 / next_one.token)} tokens/s a user."
+        )
+    return " ".join(said)
+
 
 class LeftOut(Frozen):
     """Candidates of a GPU type that are left out for one reason. nearest: the least seconds among those that are too slow"""
@@ -153,6 +203,7 @@ class LeftOut(Frozen):
 class Found(Frozen):
     """The answer so far.
 
+    decision: the cheapest in a sentence, see `decision`; empty where there is none
     points: by price the front of every GPU type between price and time of a token
     left_out: by GPU type
     tried: deployments that were timed
@@ -160,6 +211,7 @@ class Found(Frozen):
     notes: for people
     """
 
+    decision: str = ""
     points: tuple[Point, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
     tried: int = 0

@@ -24,6 +24,7 @@ from engine.schema import Frozen, StartUp
 from engine.serving.aiconfigurator import choose_operators_of
 from engine.serving.sizes import TransformerSizes, usual_serving
 from engine.serving.step import Operators, Phase, ServingStep, load_of_step
+from engine.units import digits, seconds
 from engine.workload import TrafficMatrix, Workload
 
 Vector = tuple[int, ...]
@@ -147,15 +148,36 @@ class ServingTarget:
     token, first_token: seconds at most for a token, and to the first one
     rate: tokens/s at least of all users together
     price: an hour at most
+    users: at once, at least
     """
 
     token: float | None = None
     first_token: float | None = None
     rate: float | None = None
     price: float | None = None
+    users: int | None = None
+
+    @property
+    def in_words(self) -> str:
+        """`a token in 20 ms (50 tokens/s a user), first token in 2 s`; empty without limits."""
+        said = [
+            self.token and f"a token in {seconds(self.token)} ({digits(1 / self.token)} tokens/s a user)",
+            self.first_token and f"first token in {seconds(self.first_token)}",
+            self.rate and f"{self.rate:,.6g} tokens/s in all",
+            self.users and f"{self.users:,} users at once",
+            self.price and f"at most {self.price:,.6g} an hour",
+        ]
+        return ", ".join(filter(None, said))
+
+    @property
+    def in_all(self) -> bool:
+        """True if it names an amount for all users together, which takes as many replicas as it needs."""
+        return self.rate is not None or self.users is not None
 
 
-_NUMBER = r"(?P<{0}>\d{{1,3}}(?:[,_ ]\d{{3}})+(?:\.\d+)?|\d+(?:\.\d+)?(?:e\d+)?)\s?(?P<{0}k>k\b)?"
+_NUMBER = (
+    r"(?P<{0}>\d{{1,3}}(?:[,_ ]\d{{3}})+(?:\.\d+)?|\d+(?:\.\d+)?(?:e\d+)?)\s?(?:(?P<{0}k>k|thousand|m|million|b|bn|billion)\b)?"
+)
 _TIME = _NUMBER + r"\s?(?P<{0}_unit>ns|us|µs|μs|ms|milliseconds?|s|secs?|seconds?|min|minutes?)\b"
 _MOST = (
     r"(?:(?:at most|no more than|up to|less than|faster than|cheaper than|within|under|below|max(?:imum)?|in|for|a budget of"
@@ -163,24 +185,33 @@ _MOST = (
 )
 _LEAST = r"(?:(?:at least|more than|no less than|over|above|min(?:imum)?|>=?|≥)\s?)?"
 _A = r"\s?(?:/|a|an|per|each|every|for (?:a|one|each|every))\s?"
-_RATE = rf"\s?(?:tokens?|tok){_A}(?:seconds?|sec|s)\b"
+_RATE = rf"\s?(?:(?:tokens?|toks?){_A}(?:seconds?|secs?|s)|tps)\b"
 _PARTS = (
     rf"(?:the )?(?:time to )?(?:the )?(?:first token|ttft)\s?(?:after|:|=)?\s?{_MOST}{_TIME.format('first')}",
     rf"{_MOST}{_TIME.format('first')}\s?(?:to|until|till|for|before)\s?(?:the )?first token",
     rf"(?:(?:a|each|every|one) token|tpot|itl|a pass)\s?(?::|=)?\s?{_MOST}{_TIME.format('time')}",
     rf"{_MOST}{_TIME.format('time')}(?:{_A}(?:output |generated )?(?:token|pass|step))?",
     rf"{_LEAST}{_NUMBER.format('speed')}{_RATE}{_A}(?:users?|requests?|sequences?)\b",
+    rf"{_LEAST}{_NUMBER.format('rate')}\s?(?:tokens?|toks?){_A}(?P<rate_per>minute|min|hour|hr|h|day|month)\b"
+    r"(?: (?:in all|in total|together|overall)\b)?",
     rf"{_LEAST}{_NUMBER.format('rate')}{_RATE}(?: (?:in all|in total|together|overall)\b)?",
     rf"(?:(?:at|for|with|of|on)\s)?{_NUMBER.format('count')}\s?(?:concurrent |parallel )?"
-    r"(?:sequences|sequence|requests|request|users|user|prompts|prompt)\b(?: at (?:a time|once))?",
+    r"(?:sequences|sequence|requests|request|users|user|prompts|prompt)\b(?: at (?:a time|once|the same time))?",
     rf"{_MOST}(?:[$€£¥]\s?|usd |eur |gbp )?{_NUMBER.format('price')}\s?(?:[$€£¥]|usd|dollars?|eur|euros?|gbp|pounds?)?"
-    rf"{_A}(?:hours?|hr|h)\b",
+    rf"{_A}(?P<price_per>hours?|hr|h|day|week|month|year)\b",
 )
+_HOURS = {"h": 1.0, "d": 24.0, "w": 168.0, "mo": 730.0, "y": 8760.0, "mi": 1 / 60}
+"""Hours of a span by the letters that it begins with; of a month a twelfth of a year."""
+_TIMES = {"": 1.0, "k": 1e3, "t": 1e3, "m": 1e6, "b": 1e9}
 _UNITS = {"n": 1e-9, "u": 1e-6, "µ": 1e-6, "μ": 1e-6, "ms": 1e-3, "milli": 1e-3, "min": 60.0, "s": 1.0}
+MOST_AT_ONCE = 1_000_000
 MOST = {"first": 10**9, "time": 10**9, "speed": 10**9, "rate": 10**12, "count": 10**8, "price": 10**12}
 WORDS = {"first": "time", "speed": "tokens/s", "rate": "tokens/s", "count": "number of sequences"}
 EXAMPLES = "'50 ms a token', 'first token in 2 s', '20000 tokens/s at 512 sequences', 'at most $40 an hour'"
-SERVING_EXAMPLES = "'20 ms a token', 'first token in 2 s', '5000 tokens/s in all', 'at most $40 an hour'"
+SERVING_EXAMPLES = (
+    "'20 ms a token', '50 tokens/s a user', 'first token in 2 s', '5000 tokens/s in all', '200 users at once', "
+    "'at most $40 an hour'"
+)
 
 
 def read_target(text: str) -> Target:
@@ -205,11 +236,13 @@ def read_target(text: str) -> Target:
 
 def read_serving_target(text: str) -> ServingTarget:
     """The limits of a text such as those of SERVING_EXAMPLES, any of them together; of an empty one none. Raises InputError
-    for other words, two limits of a kind, and a number of users."""
+    for other words, two limits of a kind, and a number of users that is not whole."""
     number = _limits(text, SERVING_EXAMPLES)
-    if "count" in number:
-        raise InputError(f"the target '{text}': how many users a server has is sought; leave their number out")
-    return ServingTarget(number.get("time"), number.get("first"), number.get("rate"), number.get("price"))
+    count = number.get("count")
+    if count is not None and (count % 1 or count > MOST_AT_ONCE):
+        raise InputError(f"the target '{text}': write a whole number of users, at most {MOST_AT_ONCE:,}")
+    users = None if count is None else int(count)
+    return ServingTarget(number.get("time"), number.get("first"), number.get("rate"), number.get("price"), users)
 
 
 def _limits(text: str, examples: str) -> dict[str, float]:
@@ -236,11 +269,14 @@ def _limits(text: str, examples: str) -> dict[str, float]:
         number[name] *= next(factor for unit, factor in _UNITS.items() if found[f"{name}_unit"].startswith(unit))
     if "speed" in number:
         number["time"] = 1 / number.pop("speed")
+    for name, one in (("price", 1.0), ("rate", 3600.0)):
+        if span := found.get(f"{name}_per"):
+            number[name] /= one * next(hours for letters, hours in _HOURS.items() if span.startswith(letters))
     return number
 
 
 def _number(found: dict[str, str], name: str) -> float:
-    return float(re.sub("[,_ ]", "", found[name])) * (1000 if f"{name}k" in found else 1)
+    return float(re.sub("[,_ ]", "", found[name])) * _TIMES[found.get(f"{name}k", "")[:1]]
 
 
 @dataclass(frozen=True)

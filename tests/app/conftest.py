@@ -29,8 +29,9 @@ from engine.store import database, team
 from engine.store.database import Database
 from tests import warm
 from tests.cases.pages import plan_the_sample, studio, visit
+from tests.cases.problems import small
 from tests.cases.reviews import save
-from tests.cases.sessions import TOKEN, Fields, copied, launches, session_with_plans
+from tests.cases.sessions import TOKEN, Fields, copied, launches, open_recording, session_with_plans
 
 
 class Values(Mapping):
@@ -222,6 +223,15 @@ def planned(planned_session: Stored, own_data_folder: Path) -> AppTest:
     """The sample with plans of the default systems, on the Optimise page."""
     shutil.copytree(planned_session[0], own_data_folder)
     return visit(studio(session=planned_session[1]), "optimise")
+
+
+@pytest.fixture
+def small_recording(app: AppTest) -> AppTest:
+    """A small recording on four mixed GPUs on the What-if page; no plan."""
+    problem = small()
+    open_recording(app, problem.workload, alone=True)
+    app.session_state["model"], app.session_state["cluster"] = problem.model, problem.cluster
+    return visit(app, "what_if")
 
 
 @pytest.fixture

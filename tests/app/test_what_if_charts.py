@@ -356,7 +356,7 @@ def deployed(gpu: str, token: float, million: float, best: bool = True) -> Point
 def test_deployments_lie_by_price_and_speed_with_their_intervals() -> None:
     points = [deployed("H200", 0.02, 1.0), deployed("B200", 0.02, 1.5, best=False), deployed("B200", 0.01, 2.0)]
     figure = sizing_charts.deployments(points, ServingTarget(0.025), "€")
-    assert figure.layout.title.text == "4 × H200, €1.000 a million tokens: 50 tokens/s of a user, the cheapest"
+    assert figure.layout.title.text == "4 × H200, €1.00 a million tokens: 50 tokens/s of a user, the cheapest"
     traces = {trace.name: trace for trace in figure.data}
     assert {name: (list(trace.x), list(trace.y)) for name, trace in traces.items()} == {
         "B200": ([50.0, 100.0], [1.5, 2.0]),
@@ -366,7 +366,7 @@ def test_deployments_lie_by_price_and_speed_with_their_intervals() -> None:
     assert traces["H200"].marker.symbol[0] != "circle" and traces["H200"].line.color != traces["B200"].line.color
     assert list(traces["B200"].error_x.array) == pytest.approx([0, 25]) and traces["H200"].error_x.arrayminus[0] == 10
     assert [note.text for note in figure.layout.annotations] == ["target, 25 ms a token"]
-    said = "4 × H200, e 1 fp8, 1 × tp2 ep2 × 2, 16 users<br>€1.000 a million tokens"
+    said = "4 × H200, e 1 fp8, 1 × tp2 ep2 × 2, 16 users<br>€1.00 a million tokens"
     assert list(traces["H200"].customdata) == [said]
     by_hour = sizing_charts.deployments(points, ServingTarget(rate=150.0), "€", complete=False)
     assert by_hour.layout.title.text == "So far: 4 × H200, €30.00 an hour: 50 tokens/s of a user"

@@ -1,42 +1,29 @@
 """The What-if page in every state it can be met in, without a browser: sliders, studies, a synthetic recording, sweeps."""
 
-from types import SimpleNamespace
-
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from app.tables import as_csv
-from app.what_if import capacity, sizing, studies, sweeps
-from engine import store
-from engine.catalogue import cluster_presets, node_types
-from engine.compare.capacity import CapacityPoint
+from app.what_if import studies, sweeps
+from engine.catalogue import cluster_presets
 from engine.compare.contention import CONTENTIONS
 from engine.compare.what_if import Change, changed
 from engine.errors import InputError
 from engine.jobs import runner
-from engine.plan import Plan
-from engine.problem import make_problem
 from engine.simulate import simulate
-from engine.store.problems import problem_arguments
 from engine.training import TrainingStep
 from engine.units import seconds
-from engine.workload import ExpertLoad
 from tests.cases import pages
 from tests.cases.problems import small
 from tests.cases.samples import linear_plan
-from tests.cases.sessions import open_plan, open_recording
+from tests.cases.sessions import open_plan
 from tests.strategies import cluster_of, make_gpu, make_model
 
 pytestmark = pytest.mark.usefixtures("warm_python")
 
 
 @pytest.fixture
-def page(app: AppTest) -> AppTest:
-    """A small recording on four mixed GPUs; no plan."""
-    problem = small()
-    open_recording(app, problem.workload, alone=True)
-    app.session_state["model"], app.session_state["cluster"] = problem.model, problem.cluster
-    return pages.visit(app, "what_if")
+def page(small_recording: AppTest) -> AppTest:
+    return small_recording
 
 
 def finish(page: AppTest, kind: str, label: str) -> runner.Job:
@@ -94,35 +81,6 @@ def test_a_plan_for_a_change_opens_beside_and_a_change_that_cannot_be_is_answere
     assert len(pages.titles(page, "what-if")) == 3 and not page.exception
 
 
-def test_earlier_searches_for_the_same_target_are_told_and_a_damaged_one_is_not(monkeypatch) -> None:
-    """Only searches with other parts and for the open problem count."""
-    problem, target = small(), 2.0
-    about = problem_arguments(problem)
-
-    def job(id: str, title: str, total: float, **more) -> SimpleNamespace:
-        request = SimpleNamespace(kind="capacity", arguments=about | {"title": title, "target": target} | more)
-        return SimpleNamespace(id=id, request=request, result=SimpleNamespace(points=[CapacityPoint(2, 8, total)]))
-
-    past = [job("now", "4 × A", 1.0), job("other parts", "8 × B", 1.5), job("before that", "8 × B", 1.0)]
-    past += [job("misses", "2 × C", 3.0), job("other target", "2 × D", 1.0, target=1.0)]
-    past += [job("other model", "2 × E", 1.0, model=None), job("damaged", "2 × F", 1.0)]
-
-    def result_of(job: SimpleNamespace) -> SimpleNamespace:
-        if job.id == "damaged":
-            raise InputError("it is damaged")
-        return job.result
-
-    monkeypatch.setattr(capacity.state, "study_jobs", list)
-    monkeypatch.setattr(capacity.cached, "jobs", lambda _: past)
-    monkeypatch.setattr(capacity.cached, "result_of", result_of)
-    result = SimpleNamespace(title="4 × A", target=target)
-    assert capacity._answers_of_other_parts(problem, result, {}) == ["Earlier search, 8 × B: 8 GPUs meet this target (1.5 s)."]
-    nodes = problem.cluster.nodes
-    monkeypatch.setattr(capacity, "parts_of", lambda _: {"8 × B": nodes[:1]})
-    paid = capacity._answers_of_other_parts(problem, result, {gpu.type: 4.0 for gpu in nodes[0].gpus})
-    assert paid == [f"Earlier search, 8 × B: 8 GPUs meet this target (1.5 s, cost {8 * len(nodes[0].gpus)} per hour)."]
-
-
 def test_one_slider_is_swept_beside_plans_made_anew_and_contention_is_slid_swept_and_studied(page: AppTest) -> None:
     opened = open_plan(page, "aurora-printed", {})  # its own system plans anew, which is quick
     page.run()
@@ -173,19 +131,6 @@ def test_studies_fill_in_and_are_told_from_those_of_something_else(page: AppTest
     assert len(job.result["points"]) == 4 * (1 + 2)
     assert "At 75 % noise" in pages.titles(page, "what-if-imprecise")[0] and pages.titles(page, "what-if-speed-ups")
 
-    pages.pick(page, "what-if-study", "capacity")
-    sizes = pages.field(page, "Sizes, GPUs")
-    assert sizes.value, "a ladder around the open cluster"
-    sizes.set_value([1, 2]).run()
-    page.selectbox(key="what-if-system").set_value("linear").run()
-    finish(page, "capacity", "Find the number of GPUs")
-    assert page.dataframe[0].value["GPUs"].tolist() == ["4", "8"]
-    buttons = [button for button in page.button if button.label.startswith("Open the cluster of")]
-    assert bool(buttons) == ("are enough" in pages.titles(page, "what-if-capacity")[0])
-    for button_of_cluster in buttons:
-        pages.press(page, button_of_cluster.label)
-        assert len(page.session_state["cluster"].gpus) == 8
-
 
 def test_drift_names_the_best_policy_and_its_gain(page: AppTest) -> None:
     pages.pick(page, "what-if-study", "drift")
@@ -222,8 +167,9 @@ def test_a_traffic_matrix_has_no_larger_cluster(sample: AppTest) -> None:
     assert len(pages.titles(sample, "what-if")) == 3, "and sliders work on it"
     sample.slider(key="what-if-noise").set_value(50).run()
     assert not sample.error and not sample.exception
-    pages.pick(sample, "what-if-study", "capacity")
-    assert "fixed number of GPUs" in sample.info[0].value
+    for question, reason in (("size", "between its own GPUs"), ("capacity", "fixed number of GPUs")):
+        pages.ask_capacity(sample, question)
+        assert reason in sample.info[0].value
 
 
 def test_two_models(page: AppTest) -> None:
@@ -231,56 +177,6 @@ def test_two_models(page: AppTest) -> None:
     pages.put(page, second=problem.workload.digest, model_of={problem.workload.digest: problem.model})
     page.select_slider(key="what-if-network").set_value(4.0).run()
     assert "instead of" in pages.titles(page, "what-if-totals")[0] and not page.error and not page.exception
-
-
-def searched(*points: tuple) -> str:
-    """The words on a search. points: GPUs, time or None, bound."""
-    result = SimpleNamespace(title="1 × H100", system="aurora", cost_source="test")
-
-    def point(gpus: int, total: float | None, bound: float = 0.5) -> CapacityPoint:
-        known = (total, bound, "placement and order") if total else (None, None, "", "no room")
-        return CapacityPoint(gpus, gpus, *known)
-
-    return capacity.honestly([point(*known) for known in points], 2.0, result, True)
-
-
-def test_what_a_search_has_shown_is_said_and_no_more() -> None:
-    text = searched((1, None), (2, 3.0, 2.5), (3, 1.0), (4, 2.5))
-    assert text.startswith("Built from 1 × H100, planned by Aurora")
-    assert "No smaller size can meet it" in text and "with 4 GPUs the target is missed again" in text
-    text = searched((1, 3.0, 1.5), (2, 3.0), (3, 1.0), (4, 1.0))
-    assert "No plan found for 1 or 2 GPUs meets it; a better plan might." in text
-    assert "The larger sizes tried also meet it; beyond 4 GPUs nothing was tried." in text
-    text = searched((1, 3.0, 2.5), (3, 1.0))
-    assert "No smaller size tried can meet it" in text and "not tried: 2 GPUs" in text
-    assert "larger sizes" not in text and "Beyond 3 GPUs nothing was tried." in text
-    assert "were not tried" in searched((1, 3.0)) and "No smaller" not in searched((1, 3.0))
-
-
-def test_bounds_of_two_scopes_have_names_of_their_own_and_the_file_has_the_table() -> None:
-    """A size's own bound above the target rules out no other placement, and no column says so."""
-    points = [
-        CapacityPoint(1, 4, refused="=no room"),
-        CapacityPoint(2, 8, 3.0123456789, 2.5, "order"),
-        CapacityPoint(3, 12, 2.5, 2.2, "placement and order"),
-        CapacityPoint(4, 16, 1.0, 1.0, "order"),
-    ]
-    table = capacity.as_text(points, 2.0)
-    assert list(table.columns) == [*("GPUs", "Time, s", "Bound for this placement, s", "Bound for any placement, s", "Result")]
-    assert table["Bound for this placement, s"].tolist() == ["—", "2.5", "—", "1"]
-    assert table["Bound for any placement, s"].tolist() == ["—", "—", "2.2", "—"]
-    assert "might" in table["Result"][1] and table["Result"][2].startswith("cannot")
-    assert "Bound for any placement, s" not in capacity.as_text(points[:2], 2.0).columns
-
-    result = SimpleNamespace(title="=4 × H100", system="aurora", target=2.0)
-    lines = as_csv(capacity.to_download(points, result, {"H100": 2.5}, 10.0)).splitlines()
-    assert lines[0] == (
-        'Built from,System,GPUs,"Target, ms","Time, ms","Bound for this placement, ms","Bound for any placement, ms",'
-        "Price per H100-hour,Cost per hour,Result"
-    )
-    assert lines[1].startswith("'=4 × H100,") and lines[1].endswith("'=no room")
-    assert ",8,2000.0,3012.35,2500.0,,2.5,20.0," in lines[2]
-    assert "Cost" not in as_csv(capacity.to_download(points, result, {"H100": None}, None))
 
 
 # A training step.
@@ -413,71 +309,3 @@ def test_values_and_percentages_may_be_typed_in_many_ways() -> None:
     for text in ("4-1", "1-999999", "1..3", "-5", "10 MB"):
         with pytest.raises(InputError, match="pipeline degrees: "):
             sweeps.values_of(text, "degree")
-
-
-# The cheapest clusters.
-
-
-def priced(page: AppTest, *offers: str | float | None, target: str = "50 s a pass") -> AppTest:
-    """The card with names, prices and numbers of node types, as they are kept, and a target."""
-    page.session_state["choices"] = {"size-offers": list(offers), "size-target": target, "size-front": 2}
-    return pages.pick(page, "what-if-study", "size")
-
-
-def test_the_cheapest_clusters_open_with_their_plans(page: AppTest) -> None:
-    problem = small()
-    priced(page, "node", 1.0, 2, "aurora-40g", 1.5, 3)
-    assert "Nothing run yet" in pages.said(page.info) and "The target is of a pass through" in pages.said(page.caption)
-    job = finish(page, "size", "Find the cheapest clusters")
-    first, second = job.result["candidates"]
-    assert first["point"]["price"] == 1.0 and second["point"]["nodes"] == {"aurora-40g": 1}
-    assert second["point"]["objective"] <= 0.8 * first["point"]["objective"]
-    (title,) = pages.titles(page, "what-if-sizing")
-    assert title == f"1 × node, $1.00 an hour: {seconds(first['point']['objective'])}, the cheapest found"
-    assert "Proven: no cheaper cluster of this catalogue" in pages.said(page.markdown)
-    assert page.expander[0].label == "1 proof leaves out clusters" and page.dataframe[-1].value.iloc[0, 0] == "2 × node"
-    pages.press(page, "Open cluster, plan and recording")
-    plan = Plan.from_dict(first["plan"], "test")
-    dealt = store.load_workload(page.session_state["workload"])
-    on_it = make_problem(dealt, page.session_state["cluster"], problem.model, problem.cost)
-    assert page.session_state["plan"] == plan.id and problem.workload.digest in page.session_state["workloads"]
-    assert simulate(plan, on_it).total == first["point"]["objective"]
-    assert "opened 1 × node, its plan, and small with" in page.toast[0].value
-    assert page.session_state["workloads"][dealt.digest] == "small, dealt to 1 × node"
-    for tab in (page, pages.visit(pages.studio(session=page.session_state["token"]).run(), "what_if")):
-        assert pages.titles(tab, "what-if-sizing") == [title] and pages.button(tab, "Open cluster, plan and recording").disabled
-        assert any(name.startswith("Sized: 1 × node") for name in pages.offered_plans(tab))
-    pages.put(page, model=make_model(3, 8, 2))
-    assert not pages.titles(page, "what-if-sizing") and not page.exception
-
-
-def test_questions_of_sizing_that_cannot_be_are_one_line(page: AppTest) -> None:
-    priced(page, "node", "dear", 8, "aurora-40g", 1.0, 2.5, target="soon")  # stored by who knows whom
-    assert pages.button(page, "Find the cheapest clusters").disabled
-    for target, reason in (
-        ("soon", "'soon' is not understood; write such as '50 ms a token'"),
-        ("first token in 2 s", "open it by its Hugging Face config.json"),
-    ):
-        page.text_input(key="size-target").set_value(target).run()
-        (complaint,) = pages.complaints(page)
-        assert reason in complaint and not page.exception
-    own = {"node": (small().cluster.nodes[0], 1e-4)}
-    for offers, reason in (
-        ({"node": (1.0, None)}, "node: type how many can be had at most"),
-        (dict.fromkeys(list(node_types())[:13], (1.0, 1)), "13 node types have a price; at most 12"),
-    ):
-        with pytest.raises(InputError, match=reason):
-            sizing._catalogue(offers, own, "$")
-    assert sizing._catalogue({"node": (None, None)}, own, "$") is None
-
-
-def test_clusters_are_sized_for_the_slowest_of_the_recordings_and_for_the_open_step(page: AppTest) -> None:
-    problem = small()
-    other = ExpertLoad("other", problem.workload.load[:, ::-1].copy(), problem.model.moe_layers)
-    open_recording(page, other, alone=False)
-    pages.put(page, workload=problem.workload.digest, others=[other.digest])
-    priced(page, "node", 1.0, 2, target="50 s a token at 64 users")
-    assert page.multiselect(key="size-recordings").value == [problem.workload.digest, other.digest]
-    assert "a token of 64 sequences" in pages.said(page.caption) and "MoE layers alone" in pages.said(page.caption)
-    page.multiselect(key="size-recordings").set_value([]).run()
-    assert pages.complaints(page) == ["Choose at least one recording."]

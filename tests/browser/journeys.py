@@ -170,16 +170,17 @@ def planner(journey: Journey, folder: Path) -> None:
         front = page.locator(".js-plotly-plot").last
         with journey.step(page, "time against cost", front):
             conftest.visit(page, "What-if")
-            page.get_by_test_id("stMain").get_by_role("radio", name="How many GPUs").click()
+            page.get_by_test_id("stMain").get_by_role("radio", name="Capacity").click()
+            page.get_by_test_id("stMain").get_by_role("radio", name="More GPUs like these").click()
             page.get_by_role("button", name="Find the number of GPUs").click()
-            prices = {kind: page.get_by_role("spinbutton", name=f"Price per {kind}-hour") for kind in ("H100", "L40S")}
-            expect(prices["H100"]).to_be_visible(timeout=JOB_TIMEOUT)
+            expect(page.get_by_role("button", name="Open the cluster of")).to_be_visible(timeout=JOB_TIMEOUT)
             expect(page.get_by_test_id("stMain").get_by_test_id("stProgress")).to_have_count(0, timeout=JOB_TIMEOUT)
-            for kind, price in (("H100", "2.5"), ("L40S", "0.9")):
-                prices[kind].fill(price)
-                page.keyboard.press("Enter")
-                conftest.settle(page)
             expect(front.locator(".xtitle")).to_contain_text("cost per hour")
+        with journey.step(page, "GPU types side by side"):
+            page.get_by_test_id("stMain").get_by_role("radio", name="GPUs for my users").click()
+            page.get_by_role("button", name="Compare").click()
+            expect(page.get_by_text("The next GPU type:")).to_be_visible(timeout=JOB_TIMEOUT)
+            expect(page.get_by_test_id("stMain").get_by_test_id("stProgress")).to_have_count(0, timeout=JOB_TIMEOUT)
         with journey.step(page, "brief"):
             conftest.visit(page, "Review")
             conftest.save_plan(page)

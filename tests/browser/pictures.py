@@ -136,25 +136,27 @@ def what_if(camera: Camera) -> None:
 def sizes(camera: Camera) -> None:
     """The cheapest clusters of the nodes of the sample, at prices that are an example."""
     page = camera.page
-    page.get_by_text("Cheapest cluster", exact=True).click()
+    page.get_by_test_id("stMain").get_by_role("radio", name="Capacity").click()
+    page.get_by_test_id("stMain").get_by_role("radio", name="Machines for the recording").click()
     conftest.settle(page)
-    table = page.get_by_test_id("stDataFrame").first
+    table = page.get_by_test_id("stDataFrame").last
     table.click(position={"x": 0.6 * table.bounding_box()["width"], "y": 52})
-    for row, price in enumerate(("6", "4", "2", "1")):
-        page.keyboard.press("Enter")
-        page.locator("#portal input").fill(price)
-        page.keyboard.press("Enter")  # the cell below is selected now
-        expect(table.locator('table [role="gridcell"][aria-colindex="3"]').nth(row)).to_have_text(price)
-        conftest.settle(page)
+    for row, (price, most) in enumerate((("6", "8"), ("4", "8"), ("2", "8"), ("1", "8"))):
+        for column, text in ((3, price), (4, most)):
+            cell = table.locator(f'table [role="gridcell"][aria-colindex="{column}"]').nth(row)
+            page.keyboard.press("Enter")
+            page.locator("#portal input").fill(text)
+            page.keyboard.press("Tab" if column == 3 else "Enter")  # then to the cell at the right, or below
+            expect(cell).to_have_text(text)
+            conftest.settle(page)
+        page.keyboard.press("ArrowLeft")
     for kind, name, text in (("spinbutton", "Clusters", "3"), ("textbox", "Target", "2 ms a pass")):
         page.get_by_role(kind, name=name).fill(text)
         page.keyboard.press("Enter")
         conftest.settle(page)
     page.get_by_role("button", name="Find the cheapest clusters").click()
     expect(page.get_by_text("the cheapest found")).to_be_visible(timeout=JOB_TIMEOUT)
-    camera.shoot(
-        "sizing", first=page.get_by_text("Finds the cheapest clusters"), last=page.get_by_text("select a row for another")
-    )
+    camera.shoot("sizing", first=page.get_by_text("The cheapest machines"), last=page.get_by_text("select a row for another"))
 
 
 def deployed(camera: Camera) -> None:
@@ -240,9 +242,23 @@ def training_step(camera: Camera) -> None:
     camera.shoot("training-timeline", first=gantt, last=gantt)
 
 
+def capacity(camera: Camera) -> None:
+    """GPU types side by side for users of DeepSeek-R1, at list prices."""
+    page = camera.page
+    choose_in_strip(page, 2, "DeepSeek-R1")
+    conftest.visit(page, "What-if")
+    for part in ("Capacity", "GPUs for my users"):
+        page.get_by_test_id("stMain").get_by_role("radio", name=part).click()
+        conftest.settle(page)
+    page.get_by_role("button", name="Compare").click()
+    expect(page.get_by_text("The next GPU type:")).to_be_visible(timeout=JOB_TIMEOUT)
+    expect(page.get_by_test_id("stMain").get_by_test_id("stProgress")).to_have_count(0, timeout=JOB_TIMEOUT)
+    camera.shoot("capacity", last=page.get_by_text("tp: GPUs that share"))
+
+
 SERIES = (
     *(workload, cluster, affinity, plans, timeline, board, what_if, sizes, recordings, record, review, launch, deployed),
-    training_step,
+    *(training_step, capacity),
 )
 """In this order: each goes on in the session that the one before has left."""
 

@@ -88,6 +88,11 @@ def pick(app: AppTest, key: str, value: str) -> AppTest:
     return run(app)
 
 
+def ask_capacity(app: AppTest, question: str) -> AppTest:
+    """Go to the What-if page's capacity, and to one of its questions."""
+    return pick(pick(app, "what-if-half", "capacity"), "what-if-question", question)
+
+
 def tick(app: AppTest, *systems: str) -> AppTest:
     """Select these systems, by the begin of their titles, and no others."""
     for box in app.checkbox:

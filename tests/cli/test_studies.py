@@ -162,7 +162,9 @@ def test_the_cheapest_deployments_answer_as_their_job(engine, deployments: list,
 
     text = engine.text(*deployments, "--target", "9 ms a token")
     best = [row for row in found["points"] if row["best"]]
-    assert best and text.splitlines()[0].split()[:2] == ["GPUs", "engine"] and " reaches beyond the target" in text
+    lines = text.splitlines()
+    assert best and " tokens/s a GPU, $" in lines[0] and lines[2].split()[:2] == ["GPUs", "engine"]
+    assert " reaches beyond the target" in text
     assert "note: weights are bf16 as the checkpoint's" in text and "was never measured" in text
     assert "left out, B300-SXM: 3 engine modes never measured on it" in text
     nothing = engine.text(*deployments, "--target", "0.1 ms a token")

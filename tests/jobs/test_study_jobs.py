@@ -123,7 +123,9 @@ def test_studies_return_what_their_functions_do(problem: Problem) -> None:
     part = next(iter(parts_of(problem.cluster).values()))
     asked = {"title": "four", "target": 1e-9, "sizes": [1, 2], "system": "linear", "options": {}}
     found = answered(studies.capacity_study, problem, part=[as_json(node) for node in part], **asked)
-    assert found["points"] == [asdict(point) for point in capacity(problem, part, 1e-9, [1, 2], "linear")]
+    points = list(capacity(problem, part, 1e-9, [1, 2], "linear"))
+    assert found["points"] == [asdict(replace(point, plan=None)) for point in points]
+    assert [row["plan"]["placement"] for row in found["candidates"]] == [as_json(point.plan.placement) for point in points]
 
 
 def test_a_stopped_imprecision_study_keeps_its_points(problem: Problem) -> None:

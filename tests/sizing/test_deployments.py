@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from engine.catalogue import gpu_types
-from engine.catalogue.packaged import machine_size
+from engine.catalogue.packaged import cluster_of_machines, machine_size
 from engine.compare.trust.serving import PUBLISHED
 from engine.compare.trust.whole_steps import known_model, measured_steps
 from engine.errors import InputError
@@ -15,7 +15,7 @@ from engine.serving.forecast import MOST_ACROSS, fitted, forecast, groups_of, he
 from engine.serving.parts import DECODE
 from engine.serving.sizes import usual_sizes
 from engine.sizing.deployment_search import MOST_TENSOR, MOST_USERS, Search, cheapest
-from engine.sizing.deployments import Found, Question, divisions, formats_of, newest_version
+from engine.sizing.deployments import Found, Question, by_type, divisions, formats_of, newest_version
 from engine.sizing.inputs import ServingTarget, read_serving_target
 from tests.strategies import make_model
 
@@ -49,13 +49,19 @@ def rate(deployment: Deployment, users: int, asked: Question) -> float:
         ("5k tokens/s in all, at most $40 an hour", ServingTarget(None, None, 5000.0, 40.0)),
         ("a budget of 1,200 $/h", ServingTarget(price=1200.0)),
         ("20 ms per token; 1.5 s to the first token; 20000 tok/s; €40 per hour", ServingTarget(0.02, 1.5, 20000.0, 40.0)),
+        ("40 tps per user for 200 users at once", ServingTarget(0.025, users=200)),
+        ("$730 a month", ServingTarget(price=1.0)),
+        ("a budget of $87.6k per year; 2 billion tokens a day", ServingTarget(rate=2e9 / 86400, price=10.0)),
+        ("36M tokens/hour in all, €240/day", ServingTarget(rate=1e4, price=10.0)),
+        ("2k concurrent users", ServingTarget(users=2000)),
+        ("5,000 tps in all with 300 users at the same time", ServingTarget(rate=5000.0, users=300)),
         ("", ServingTarget()),
     ],
 )
 def test_targets_of_serving_in_words(text, target):
     read = read_serving_target(text)
-    assert [read.token, read.first_token, read.rate, read.price] == pytest.approx(
-        [target.token, target.first_token, target.rate, target.price]
+    assert [read.token, read.first_token, read.rate, read.price, read.users] == pytest.approx(
+        [target.token, target.first_token, target.rate, target.price, target.users]
     )
 
 
@@ -64,7 +70,8 @@ def test_targets_of_serving_in_words(text, target):
     [
         ("20 ms a token, 50 tokens/s a user", "two limits of a kind"),
         ("50 tokens/s a user, 100 tokens/s per request", "two limits of a kind"),
-        ("20000 tokens/s at 512 users", "leave their number out"),
+        ("5 ms at 1.5 users", "write a whole number of users"),
+        ("2000000 users at once", "at most 1,000,000"),
         ("20 parsecs", "'20 parsecs' is not understood; write such as '20 ms a token'"),
         ("0 tokens/s a user", "its tokens/s must be above 0"),
     ],
@@ -74,7 +81,9 @@ def test_targets_that_cannot_be(text, message):
         read_serving_target(text)
 
 
-@pytest.mark.parametrize("target", ["", "6 ms a token, first token in 200 ms", "20000 tokens/s", "3000 tokens/s, $30 an hour"])
+@pytest.mark.parametrize(
+    "target", ["", "6 ms a token, first token in 200 ms", "20000 tokens/s", "3000 tokens/s, $30 an hour", "90 users"]
+)
 def test_the_front_is_that_of_all_candidates_one_by_one(target):
     asked = question(target=target, engines=["sglang"])
     search, limits = Search(asked), read_serving_target(target)
@@ -87,14 +96,14 @@ def test_the_front_is_that_of_all_candidates_one_by_one(target):
             assert (found.token, found.first_token) == pytest.approx((table.token[row], table.first[row]), rel=1e-9)
             assert deployment.gpus == table.gpus[row] <= 4
             made, every = rate(deployment, users, asked), every + 1
-            replicas = 1 if limits.rate is None else int(np.ceil(limits.rate / made))
+            replicas = max(int(np.ceil((limits.rate or 0) / made)), int(np.ceil((limits.users or 1) / users)))
             hour = deployment.gpus * replicas * PRICES[deployment.gpu]
             within = found.token <= (limits.token or np.inf) and found.first_token <= (limits.first_token or np.inf)
             if within and table.busy[row] <= 1 and deployment.gpus * replicas <= 4 and hour <= (limits.price or np.inf):
-                met.append((hour if limits.rate else hour / made / 3600 * 1e6, found.token, deployment.gpu))
+                met.append((hour if limits.in_all else hour / made / 3600 * 1e6, found.token, deployment.gpu))
     found = answer(asked)
     assert found.tried == every > 1000 and 10 < len(met) < every
-    points = [(point.hour if limits.rate else point.million, point.token, point) for point in found.points]
+    points = [(point.hour if limits.in_all else point.million, point.token, point) for point in found.points]
     front = [(price, token) for price, token, point in points if point.best]
     near = 1 - 1e-9
     for price, token in front:
@@ -350,3 +359,34 @@ def test_a_stopped_search_has_what_was_found():
         calls.clear()
         found = [*cheapest(asked, lambda most=most: calls.append(1) or len(calls) >= most)][-1]
         assert found.points and found.tried < answer(asked).tried
+
+
+@pytest.mark.parametrize(
+    ("gpu", "gpus", "machines", "of_links"),
+    [
+        ("H200", 20, [8, 8, 4], 450e9),
+        ("GB200", 80, [72, 8], 900e9),  # a rack that its links join
+        ("A100-40", 6, [4, 2], 300e9),
+        ("L40S", 10, [8, 2], None),
+        ("RTX 2080 Ti", 1, [1], None),
+    ],
+)
+def test_gpus_stand_in_as_few_machines_as_hold_them(gpu, gpus, machines, of_links):
+    cluster = cluster_of_machines(gpu, gpus)
+    assert [len(node.gpus) for node in cluster.nodes] == machines
+    assert {kind.type for kind in cluster.gpus} == {gpu} and cluster.latency > 0
+    assert not of_links or {node.link_bandwidth for node in cluster.nodes} == {of_links}
+
+
+def test_a_decision_names_the_cheapest_and_the_next_type_or_the_next_faster_one():
+    found = answer(question(target="6 ms a token"))
+    first, *others = by_type(found.points)
+    assert found.decision.startswith(f"{first.as_servers} ({first.deployment.engine}): ") and first == found.points[0]
+    assert f"The next GPU type: {others[0].as_servers}, {others[0].cost(False, '$')}, " in found.decision
+    assert others[0].million >= first.million and others[0].deployment.gpu != first.deployment.gpu
+    gpu = first.deployment.gpu
+    alone = answer(question(target="6 ms a token", prices={gpu: PRICES[gpu]}))
+    faster = [point for point in alone.points if point.token < alone.points[0].token]
+    assert ("The next faster one: " in alone.decision) == bool(faster) and answer(
+        question(target="1 us a token")
+    ).decision == ""

@@ -7,7 +7,7 @@ import pytest
 
 from engine.catalogue import cluster_presets
 from engine.cluster import Cluster, Efficiency, Node
-from engine.compare.capacity import CapacityPoint, capacity, fitted, grown, ladder, most_gpus, parts_of, smallest
+from engine.compare.capacity import CapacityPoint, capacity, fitted, grown, ladder, most_gpus, parts_of, smallest, why_slower
 from engine.compare.sensitivity import operators_of
 from engine.compare.sweep import SweepPoint, best_of, check_values, sweep, trials_of
 from engine.costs import Datasheet
@@ -254,9 +254,9 @@ def test_sizes_between_are_tried_until_the_smallest_is_known(monkeypatch, smalle
 def test_sizes_span_the_open_clusters() -> None:
     whole = cluster_presets()["hgx-h100-4-nodes"].cluster
     assert [8 * count for count in ladder(whole, whole.nodes[:1])] == [8, 16, 24, 32, 48, 64, 96]
-    assert ladder(whole, whole.nodes) == [1, 2, 3] and most_gpus(whole) == 256
-    large = grown(whole, whole.nodes, 10)
-    assert max(ladder(large, whole.nodes[:1])) * 8 == most_gpus(large) == 960
+    assert ladder(whole, whole.nodes) == [1, 2, 3] and most_gpus(whole) == 1024
+    large = grown(whole, whole.nodes, 12)
+    assert max(ladder(large, whole.nodes[:1])) * 8 == most_gpus(large) == 1152
 
 
 def test_a_size_without_room_is_refused_and_the_search_goes_on() -> None:
@@ -265,6 +265,35 @@ def test_a_size_without_room_is_refused_and_the_search_goes_on() -> None:
     points = list(capacity(tight, part, 1e-9, [1, 2, 3, 4], "linear"))
     assert "do not fit" in points[0].refused and points[0].total is None and points[0].cannot_meet(1.0)
     assert points[1].total is not None and len(points) == 4
+
+
+def test_copies_are_kept_where_they_are_faster() -> None:
+    problem, part = two_nodes(), first_part()
+    alone = {point.parts: point for point in capacity(problem, part, 1e-9, [1, 2, 4], "linear")}
+    for point in capacity(problem, part, 1e-9, [1, 2, 4], "linear", spare=True):
+        slots, here = point.plan.placement.slots, fitted(problem, grown(problem.cluster, part, point.parts))
+        assert point.total == simulate(point.plan, here).total <= alone[point.parts].total
+        assert (point.spare > 0) == (point.total < alone[point.parts].total) and point.spare == slots[0].sum() - 6
+        assert (point.most, point.mean) == (slots.max(), slots.mean())
+        assert sum(point.seconds.values()) == pytest.approx(point.total)
+    assert any(point.spare for point in capacity(problem, part, 1e-9, [4], "linear", spare=True)), "six experts on four GPUs"
+
+
+def test_a_slower_size_has_the_reason_in_words() -> None:
+    def point(gpus: int, dispatch: float, ffn: float, most: int, mean: float, skew: float) -> CapacityPoint:
+        spent = {"gate": 0.5, "dispatch": dispatch / 2, "combine": dispatch / 2, "ffn": ffn}
+        return CapacityPoint(gpus, gpus, sum(spent.values()), seconds=spent, most=most, mean=mean, skew=skew)
+
+    small, large = point(24, 4.0, 4.0, 11, 32 / 3, 1.1), point(32, 7.1, 2.8, 8, 8.0, 1.2)
+    assert why_slower(large, [small, large]) == (
+        "1.9 s slower than 24 GPUs: all-to-alls 3.1 s more; expert FFNs 1.2 s less; "
+        "the busiest GPU computes 1.2× the mean, 1.1× before"
+    )
+    uneven = point(48, 4.0, 5.0, 6, 16 / 3, 1.0)
+    assert why_slower(uneven, [small, uneven]).endswith(
+        "expert FFNs 1 s more; experts divide unevenly, 6 on the fullest GPU for 5.33 in the mean"
+    )
+    assert why_slower(small, [small, large]) == "" == why_slower(CapacityPoint(40, 40, refused="no room"), [small])
 
 
 def test_a_bound_says_what_is_certain() -> None:
