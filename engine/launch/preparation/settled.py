@@ -122,8 +122,9 @@ def _smaller(whole: Attempt, small: Attempt) -> Iterator[Check]:
         if before != after:
             changed.append(f"{name} {before:,} → {after:,} wide")
     text = (
-        f"smaller than the model, which does not fit ({short}): {', '.join(changed)}. Layers, experts and routing stay, "
-        "so each all-to-all has the same pattern in narrower rows; predicted and measured times are of this smaller model"
+        f"a narrower model runs, as the whole one does not fit ({short}): {', '.join(changed)}. Layers, experts and "
+        "routing stay, so each all-to-all has the same pattern in narrower rows; predicted and measured times "
+        "are of this narrower model"
     )
     yield Check(SMALLER, True, text, warning=True)
 
