@@ -104,16 +104,16 @@ def _gain(standing: Standing) -> None:
     if standing.is_deployed:
         st.caption("Deployed now")
         help = "Gains are counted from here. What runs today is chosen on the Optimise page."
-        st.markdown(LARGE.format(units.ratio(1.0)), width="content", help=help)
+        st.markdown(LARGE.format(units.share(0.0)), width="content", help=help)
         return
     name = plain(standing.deployed)
     scope = f", {standing.scope}" if standing.scope else ""
     st.caption(f"Gain over {plain(charts.shortened(standing.deployed, NAME))}{scope}")
     st.markdown(
-        LARGE.format(units.ratio(standing.gain)),
+        LARGE.format(units.signed(standing.gain - 1)),
         width="content",
-        help=f"{standing.gain_words}: how many times as fast as {name}, which counts as deployed and takes "
-        f"{units.seconds(standing.deployed_seconds)} here. What is deployed is chosen on the Optimise page.",
+        help=f"{standing.gain_words}: how much more gets done in the same time than by {name}, which counts as deployed and "
+        f"takes {units.seconds(standing.deployed_seconds)} here. What is deployed is chosen on the Optimise page.",
     )
 
 

@@ -7,6 +7,7 @@ from app.charts import gantt as gantt_charts
 from app.charts import step as step_charts
 from app.charts.theme import DIVERGING, MARK, NEUTRAL, SEQUENTIAL, TEAL, finish, plain
 from engine.compare.judge import interval
+from engine.compare.standing import gain_in_words
 from engine.compare.verdict import Verdict
 from engine.plan import Placement, Plan
 from engine.problem import Problem
@@ -133,15 +134,15 @@ def timelines(
 
 
 def against(shown: dict[str, Timeline]) -> str:
-    """Time of a timeline and of a second one; if that is the faster one, also the gain."""
+    """Time of the faster of two timelines, and its gain over the other."""
     (first, ours), *others = ((plain(name), timeline.total) for name, timeline in shown.items())
     if not others:
         return f"{first} takes {seconds(ours)}"
     second, theirs = others[0]
     if 0 < theirs < ours:
-        return f"{second} takes {seconds(theirs)}, {ratio(ours / theirs)} as fast as {first}"
-    longer = f"{ratio(theirs / ours)} as long" if theirs > ours > 0 else "as long"
-    return f"{first} takes {seconds(ours)}; {second} takes {longer}"
+        return f"{second} takes {seconds(theirs)}, {gain_in_words(ours / theirs, first)}"
+    gain = gain_in_words(theirs / ours, second) if ours else f"as fast as {second}"
+    return f"{first} takes {seconds(ours)}, {gain}"
 
 
 def parts_of_steps(shown: dict[str, Timeline]) -> dict[str, step_charts.Stretch]:

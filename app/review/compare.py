@@ -161,7 +161,7 @@ def as_text(names: list[str], figures: list[Metrics], served: list[ServingFigure
     rows = []
     if served is not None:
         ours, theirs = (each.seconds for each in served)
-        rows.append([TIME, units.seconds(ours), units.seconds(theirs), f"{units.ratio(ours / theirs)} as fast"])
+        rows.append([TIME, units.seconds(ours), units.seconds(theirs), units.signed(ours / theirs - 1)])
         rates = [each.tokens_per_second for each in served]
         rows.append(["Tokens/s per GPU", *map(units.digits, rates), units.ratio(rates[1] / rates[0])])
         bounds = [each.bound for each in served]
@@ -186,7 +186,7 @@ def as_text(names: list[str], figures: list[Metrics], served: list[ServingFigure
             continue
         against = units.ratio(theirs / ours) if ours else tables.MISSING
         if name == "total" and theirs:
-            against = f"{units.ratio(ours / theirs)} as fast"
+            against = units.signed(ours / theirs - 1)
         if write is _percent:
             against = _points(ours, theirs)
         rows.append([label, write(ours), write(theirs), against])
