@@ -15,7 +15,8 @@ if str(ROOT) not in sys.path:
 if __name__ == "__main__":
     import streamlit as st
 
-    from app import cached, evidence, failing, samples, sidebar, state, warm_up
+    from app import cached, failing, samples, sidebar, state, warm_up
+    from app.cluster import measuring
     from app.visitor import people, sessions
     from engine import logs
     from engine.errors import InputError
@@ -52,7 +53,7 @@ if __name__ == "__main__":
     people.note(page.title)
     sidebar.links()
     sessions.remember()
-    steps = [samples.open_sample] if "--sample" in sys.argv[1:] and state.is_empty() else [evidence.choose]
+    steps = [samples.open_sample] if "--sample" in sys.argv[1:] and state.is_empty() else [measuring.take_measured]
     try:
         for step in (*steps, page.run):
             with failing.in_a_line():

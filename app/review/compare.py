@@ -103,10 +103,11 @@ def _compare(first: SavedPlan | Plan, second: SavedPlan | Plan) -> None:
     serving = store.serving_of(first, problem) if isinstance(first, SavedPlan) else cached.open_serving(problem)
     served = None if serving is None else [cached.served(plan, problem, serving).figures for plan in plans]
     draw_timelines(dict(zip(names, plans, strict=True)), names, problem, "compare", serving)
-    st.caption(
+    widgets.caption_with_costs(
         f"Both simulated on {plain(problem.workload.name)}, {plain(problem.cluster.name)}, {plain(problem.model.name)}, "
-        f"as the first one was {'saved' if isinstance(first, SavedPlan) else 'made'}. "
-        f"Costs: {plain(problem.cost_source)}.{_travels(plans, names)}"
+        f"as the first one was {'saved' if isinstance(first, SavedPlan) else 'made'}."
+        f"{_travels(plans, names)}",
+        problem.cost_source,
     )
     table = as_text(names, figures, served)
     slower = is_loss(speedup(*(each.total for each in figures) if served is None else (each.seconds for each in served)))

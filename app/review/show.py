@@ -86,7 +86,7 @@ def _brief(saved: SavedPlan, brief: Brief, line: DeltaGenerator, runs: list[Run]
                 ]
             )
         )
-        st.caption(f"Simulated with {plain(brief.own.timeline.cost_source)}.")
+        widgets.caption_with_costs("Simulated.", brief.own.timeline.cost_source)
     with line:
         verdict_line.show(brief.standing, verdict_line.how_timed(brief.own.plan, brief.problem, serving))
     verdict.show(brief, serving)

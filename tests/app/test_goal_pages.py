@@ -212,7 +212,9 @@ def test_computation_and_network_are_chosen_apart_and_named(app: AppTest) -> Non
     assert "stop at one node" in pages.said(app.error) and "measured tables, network by datasheet" in pages.said(app.error)
     assert app.session_state["cost"]["network"] == {"source": "datasheet"}
     pages.press(pages.visit(app, "optimise"), "Training step")
-    assert "Costs: computation: silicon" in pages.said(app.caption) and "costs: measured tables" in pages.said(app.caption)
+    assert "Costs: measured tables, network by " in pages.said(app.caption) and "costs: measured tables" in pages.said(
+        app.caption
+    )
 
 
 @needs_tables

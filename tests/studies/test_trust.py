@@ -5,12 +5,15 @@ from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from engine.cli import main
 from engine.compare.trust import Prediction, summaries
 from engine.compare.trust.whole_steps import leave_one_out
-from engine.costs.deepep import FOLDER, measured_exchanges
+from engine.costs import Datasheet, choice
+from engine.costs.deepep import FOLDER, DeepEP, measured_exchanges
+from engine.costs.silicon import Silicon
 from engine.units import share
 
 pytestmark = [pytest.mark.skipif(not measured_exchanges(FOLDER), reason="aiconfigurator-core is not installed")]
@@ -70,6 +73,33 @@ def test_the_table_in_the_documentation_is_this_one(held):
         for row in summaries(held)
     ]
     assert rows == wanted
+
+
+def test_the_errors_that_pages_name_beside_the_costs_are_these(held):
+    def median(nodes, *of: str) -> str:
+        return share(np.median([abs(row.error) for row in held if row.of in of and nodes(row.nodes) and not row.fitted]))
+
+    deepep = [f"DeepEP {kind} {way}" for kind in ("normal", "low latency") for way in ("dispatch", "combine")]
+    assert choice.OFF["deepep"][1] == median(lambda nodes: nodes > 1, *deepep)
+    assert choice.OFF["silicon"][1] == median(lambda nodes: nodes == 1, "NCCL all-to-all")
+    page = (Path(__file__).parents[2] / "docs" / "trust.md").read_text(encoding="utf-8")
+    gemm, exchange = choice.OFF["datasheet"]
+    assert f"24 to {gemm} off for a GEMM on average, 44 to {exchange} for an all-to-all" in page
+    assert f"| GEMM | {choice.OFF['silicon'][0]} |" in page and f"| Exchange across nodes | {choice.OFF['deepep'][1]} |" in page
+
+
+@pytest.mark.parametrize(
+    "cost, said",
+    [
+        (Datasheet(), "datasheet, typically 25 % off for a GEMM and 47 % for an exchange"),
+        (Datasheet(launch=0.0), "datasheet; how far off is not known before a launch"),
+        (choice.Combined(Silicon(), DeepEP()), "network by DeepEP's tables, typically 5.1 % off for a GEMM and 1.7 % for an"),
+        (choice.Combined(Silicon(), Datasheet()), "network by datasheet, typically 5.1 % off for a GEMM and 47 % for an"),
+        (DeepEP(), "DeepEP's tables; how far off is not known before a launch"),
+    ],
+)
+def test_how_far_off_a_source_is_in_words(cost, said):
+    assert said in choice.how_far_off(cost)
 
 
 @pytest.mark.everything
