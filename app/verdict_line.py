@@ -1,5 +1,7 @@
 """The verdict line: the same figures of a plan on every page that shows one."""
 
+from dataclasses import replace
+
 import streamlit as st
 
 from app import cached
@@ -150,5 +152,6 @@ def headline(plan: Plan, problem: Problem) -> str:
         standing = cached.open_standing(plan, problem)
     except InputError:
         return charts.plain(f"{plan.name} takes {units.seconds(cached.metrics(plan, problem).total)}")
-    title = f"{plan.name} takes {units.seconds(standing.seconds)}"
+    title = f"{charts.shortened(plan.name, charts.NAME)} takes {units.seconds(standing.seconds)}"
+    standing = replace(standing, deployed=charts.shortened(standing.deployed, charts.NAME))
     return charts.plain(f"{title}, {standing.against}" if not standing.is_deployed else f"{title}; it is deployed now")

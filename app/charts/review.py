@@ -67,7 +67,7 @@ def placement(plan: Plan, problem: Problem, pointed_at: int | None = None) -> go
         figure.update_yaxes(tickvals=ticks, ticktext=[rows[tick] for tick in ticks])
     title = f"GPU {gpu} serves {ratio(float(load[row, gpu]))} the mean in {rows[row]}: the most of any GPU (marked)"
     # In a column of cells that are alike there is nothing to see.
-    height = 620 if even is None else 200
+    height = 460 if even is None else 200
     return finish(figure, even or title, int(min(height, 130 + 22 * len(load))))
 
 

@@ -305,6 +305,10 @@ def short(name: str) -> str:
     return plain(name.split(" (")[0])
 
 
+NAME = 32
+"""Most characters of a plan's name in a title that names two."""
+
+
 def shortened(name: str, most: int) -> str:
     """Shorten a name to `most` characters, keeping its end too, in which names of one system differ."""
     return name if len(name) <= most else f"{name[: most // 2]}…{name[-(most - most // 2 - 1) :]}"

@@ -8,6 +8,7 @@ import streamlit as st
 
 from app import cached, kept, state, tables, widgets
 from app.charts import review as charts
+from app.charts.gantt import MOST_LANES, fold, folds
 from app.review import store
 from app.tables import COLUMN, plain
 from engine import units
@@ -137,6 +138,9 @@ def draw_timelines(
     else:
         shown = {name: cached.served(plan, problem, serving).whole(problem.model) for name, plan in plans.items()}
         bounded = ()
+    if serving is None and problem.goal is not Goal.TRAINING and len(problem.cluster.gpus) > MOST_LANES:  # as on the Timeline
+        by_node = next(iter(folds(problem.cluster).values()))
+        shown = {name: fold(timeline, *by_node) for name, timeline in shown.items()}
     layers, bounds, last = None, None, problem.workload.layers - 1
     chart = st.container()
     if problem.goal is not Goal.TRAINING:

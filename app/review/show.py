@@ -62,8 +62,7 @@ def _brief(saved: SavedPlan, brief: Brief, line: DeltaGenerator, runs: list[Run]
     place.mark("timelines")
     pair = dict(zip(named_pair(brief), (brief.own.plan, brief.baseline.plan), strict=True))
     serving = store.serving_of(saved, brief.problem)
-    title = f"{brief.own.plan.name}: {headline(brief)}"
-    draw_timelines(pair, [brief.own.plan.name], brief.problem, "review", serving, title)
+    draw_timelines(pair, [brief.own.plan.name], brief.problem, "review", serving, headline(brief))
     _note(saved)
     left, right = st.columns(2, gap="large")
     with left:
