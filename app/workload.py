@@ -12,6 +12,7 @@ from app.charts import workload as charts
 from app.tables import plain
 from app.visitor import sessions
 from engine import store, units
+from engine.compare.held_out import phase_of
 from engine.compare.inspection import KINDS, Inspection, skew_of_layers
 from engine.errors import InputError
 from engine.formats.remedies import REMEDIES, Remedy, mend, what_was_done
@@ -217,10 +218,11 @@ def _figures(digest: str) -> dict[str, str]:
     }
 
 
-def _phase(recording: object) -> str:
-    """Prefill, decode, or the share of decode tokens; a dash if the recording lacks it."""
+def _phase(recording: Workload) -> str:
+    """Prefill, decode, or the share of decode tokens; without phases that of its name, by which plans are judged too, else a
+    dash."""
     if not isinstance(recording, RoutingTrace) or recording.phase is None or not len(recording.phase):
-        return tables.MISSING
+        return phase_of(recording) or tables.MISSING
     decode = float((recording.phase == DECODE).mean())
     return {0.0: "prefill", 1.0: "decode"}.get(decode, f"{units.share(decode)} decode")
 

@@ -17,6 +17,7 @@ from app.tables import plain
 from engine import units
 from engine.compare.evidence import Balanced
 from engine.compare.wording import balance_in_words
+from engine.costs import choice
 from engine.errors import InputError
 from engine.plan import Plan
 from engine.problem import Problem
@@ -197,7 +198,9 @@ def say_sources(serving: Serving, figures: ServingFigures) -> None:
     operators, moe_layers = map(plain, figures.sources)
     note = f" ({plain(serving.notes[0])})" if serving.notes else ""
     sizes = f"; sizes: {plain(serving.beside.origin)}" if serving.beside.config else ""
-    st.caption(f"Attention, norms, dense layers and head: {operators}{note}{sizes}. MoE layers: {moe_layers}.")
+    experts = plain(choice.how_far_off(choice.from_dict(state.session.cost)))
+    text = f"Attention, norms, dense layers and head: {operators}{note}{sizes}. MoE layers: {experts}."
+    st.caption(text, help=f"MoE layers: {moe_layers}.")
 
 
 def fastest(plans: list[Plan], problem: Problem, serving: Serving) -> str | None:
