@@ -102,21 +102,23 @@ def offer(plan: Plan, problem: Problem, refusal: str, key: str) -> Plan | None:
     if asked:
         with failing.saying():
             projection = _projection(plan, problem)
-            _price(projection)
+            _price(projection, problem)
             return projection.plan
     return None
 
 
-def _price(projection: EvenProjection) -> None:
+def _price(projection: EvenProjection, problem: Problem) -> None:
     before, after = projection.before, projection.after
-    change = f" ({after.total / before.total - 1:+.1%})".replace("%", " %") if before.total else ""
+    serving = cached.open_serving(problem)
+    was, becomes = (cached.seconds_for(each, problem, serving) for each in (projection.given, projection.plan))
+    change = f" ({units.signed(becomes / was - 1)})" if was else ""
     with st.container(horizontal=True, gap="medium"):
         for label, value, difference, help in (
             (
-                "Time, simulated",
-                units.seconds(after.total),
-                f"{units.seconds(before.total)} before{change}",
-                "of a pass, before and after, with all sends at once as engines send them",
+                f"Time per {'pass' if serving is None else 'step'}, simulated",
+                units.seconds(becomes),
+                f"{units.seconds(was)} before{change}",
+                "before and after, with all sends at once as engines send them",
             ),
             (
                 "Balancedness",

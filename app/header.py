@@ -10,6 +10,9 @@ from app.tables import plain
 from app.visitor import glossary
 from engine.workload import TrafficMatrix
 
+VALUES_IN_INK = '<style>.stSlider [data-testid="stSliderThumbValue"]:not([disabled]) { color: inherit; }</style>'
+"""Streamlit writes the values of sliders in the primary colour, which in the dark is not read there: see the theme."""
+
 
 def show(title: str, question: str) -> DeltaGenerator:
     """One line: the page's name, its question, and at its right the page's own actions; also the sidebar."""
@@ -17,6 +20,7 @@ def show(title: str, question: str) -> DeltaGenerator:
     serving_form.follow_model()
     _remember_model()
     sidebar.show(title)
+    st.html(VALUES_IN_INK)
     _say_what_is_not_kept()
     with st.container(horizontal=True, wrap=False, vertical_alignment="center"):
         st.header(title, anchor=False, width="content")

@@ -7,6 +7,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 SIDEBAR = 232
 """Pixels: room for the names of the open inputs, and at a window of 1024 enough left for a page."""
+INK, INK_IN_THE_DARK = "#128373", "#8FD6C9"
+"""Colours of the name in the wordmark: of the file, and that of links on the dark sidebar."""
 if str(ROOT) not in sys.path:
     # `streamlit run app/main.py` puts app/ on the path; everything is imported from the project's root.
     sys.path.insert(0, str(ROOT))
@@ -15,14 +17,16 @@ if str(ROOT) not in sys.path:
 if __name__ == "__main__":
     import streamlit as st
 
-    from app import cached, evidence, failing, samples, sidebar, state, warm_up
+    from app import cached, failing, samples, sidebar, state, warm_up
+    from app.cluster import measuring
     from app.visitor import people, sessions
     from engine import logs
     from engine.errors import InputError
 
     icon = str(ROOT / "app" / "icon.png")
     st.set_page_config(page_title="Switchyard", page_icon=icon, layout="wide", initial_sidebar_state=SIDEBAR)
-    st.logo(str(ROOT / "app" / "wordmark.svg"), size="large")
+    wordmark = (ROOT / "app" / "wordmark.svg").read_text(encoding="utf-8")
+    st.logo(wordmark.replace(INK, INK_IN_THE_DARK) if st.context.theme.type == "dark" else wordmark, size="large")
     logs.configure()
     warm_up.spare()
     with contextlib.suppress(InputError, OSError):  # a panel that needs the data folder says so
@@ -52,7 +56,7 @@ if __name__ == "__main__":
     people.note(page.title)
     sidebar.links()
     sessions.remember()
-    steps = [samples.open_sample] if "--sample" in sys.argv[1:] and state.is_empty() else [evidence.choose]
+    steps = [samples.open_sample] if "--sample" in sys.argv[1:] and state.is_empty() else [measuring.take_measured]
     try:
         for step in (*steps, page.run):
             with failing.in_a_line():

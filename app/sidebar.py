@@ -151,5 +151,5 @@ def _headline(plan: Plan) -> str:
         standing = cached.open_standing(plan, problem)
     except InputError:
         return ""
-    gain = "deployed" if standing.is_deployed else f"{units.ratio(standing.gain)} {standing.scope}".rstrip()
+    gain = "deployed" if standing.is_deployed else f"{units.signed(standing.gain - 1)} {standing.scope}".rstrip()
     return f"{units.seconds(standing.seconds)} · {gain}"

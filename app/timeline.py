@@ -289,7 +289,7 @@ def show_step(shown: dict[str, Plan], problem: Problem) -> None:
         "Outlined bars are simulated. GPUs that do the same at the same time share a lane. Hatched marks above a lane: the "
         f"network is busy and the GPU computes nothing.{limit} Drag the range below the chart to zoom."
     )
-    st.caption(step.assumptions(problem))
+    widgets.caption_with_costs(step.assumptions(problem), problem.cost_source)
 
 
 def draw_step(

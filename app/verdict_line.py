@@ -1,5 +1,7 @@
 """The verdict line: the same figures of a plan on every page that shows one."""
 
+from dataclasses import replace
+
 import streamlit as st
 
 from app import cached
@@ -104,16 +106,16 @@ def _gain(standing: Standing) -> None:
     if standing.is_deployed:
         st.caption("Deployed now")
         help = "Gains are counted from here. What runs today is chosen on the Optimise page."
-        st.markdown(LARGE.format(units.ratio(1.0)), width="content", help=help)
+        st.markdown(LARGE.format(units.share(0.0)), width="content", help=help)
         return
     name = plain(standing.deployed)
     scope = f", {standing.scope}" if standing.scope else ""
     st.caption(f"Gain over {plain(charts.shortened(standing.deployed, NAME))}{scope}")
     st.markdown(
-        LARGE.format(units.ratio(standing.gain)),
+        LARGE.format(units.signed(standing.gain - 1)),
         width="content",
-        help=f"{standing.gain_words}: how many times as fast as {name}, which counts as deployed and takes "
-        f"{units.seconds(standing.deployed_seconds)} here. What is deployed is chosen on the Optimise page.",
+        help=f"{standing.gain_words}: how much more gets done in the same time than by {name}, which counts as deployed and "
+        f"takes {units.seconds(standing.deployed_seconds)} here. What is deployed is chosen on the Optimise page.",
     )
 
 
@@ -150,5 +152,6 @@ def headline(plan: Plan, problem: Problem) -> str:
         standing = cached.open_standing(plan, problem)
     except InputError:
         return charts.plain(f"{plan.name} takes {units.seconds(cached.metrics(plan, problem).total)}")
-    title = f"{plan.name} takes {units.seconds(standing.seconds)}"
+    title = f"{charts.shortened(plan.name, charts.NAME)} takes {units.seconds(standing.seconds)}"
+    standing = replace(standing, deployed=charts.shortened(standing.deployed, charts.NAME))
     return charts.plain(f"{title}, {standing.against}" if not standing.is_deployed else f"{title}; it is deployed now")

@@ -3,6 +3,7 @@
 import html
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, Literal, NoReturn
 
@@ -11,7 +12,7 @@ import streamlit as st
 
 from app import cached, components, samples, state
 from app.charts.theme import CONFIG, legible, without_title
-from app.tables import plain
+from app.tables import plain, sentence
 from app.visitor import people
 from engine import store, units
 from engine.costs import choice
@@ -67,6 +68,19 @@ def _drawn(figure: go.Figure, dark: bool) -> tuple[str, go.Figure]:
 def _drawn_once(key: str, of: str, dark: bool, _make: Callable[[], go.Figure]) -> tuple[str, go.Figure]:
     """A page draws itself anew after every click, and one that looks for news all the time."""
     return _drawn(_make(), dark)
+
+
+def caption_with_costs(text: str, source: str) -> None:
+    """A caption that ends with the open source of times and how far off it is; all that is known of it stands in the tip.
+
+    source: in all words; in the caption itself where it is another one, as of an older study
+    """
+    with suppress(InputError):
+        cost = choice.from_dict(state.session.cost)
+        if cost.source in source:
+            st.caption(f"{text} Costs: {plain(choice.how_far_off(cost))}.", help=sentence(source))
+            return
+    st.caption(f"{text} Costs: {plain(source)}.")
 
 
 def gantt(figure: Figure, key: str, of: str = "") -> None:

@@ -219,7 +219,8 @@ def _figures(digest: str) -> dict[str, str]:
 
 
 def _phase(recording: Workload) -> str:
-    """Prefill, decode, or the share of decode tokens; without phases that of its name, else a dash."""
+    """Prefill, decode, or the share of decode tokens; without phases that of its name, by which plans are judged too, else a
+    dash."""
     if not isinstance(recording, RoutingTrace) or recording.phase is None or not len(recording.phase):
         return phase_of(recording) or tables.MISSING
     decode = float((recording.phase == DECODE).mean())

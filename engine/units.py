@@ -51,7 +51,7 @@ def share(value: float) -> str:
         return "< 0.1 %"
     if -0.0005 < value < 0:
         return "0.0 %"
-    return f"{value:,.0%}".replace("%", " %") if abs(value) >= 0.1 else f"{value:.1%}".replace("%", " %")
+    return _percent(f"{value:,.0%}" if abs(value) >= 0.1 else f"{value:.1%}")
 
 
 def at_most(value: float) -> str:
@@ -61,8 +61,13 @@ def at_most(value: float) -> str:
 
 
 def signed(value: float) -> str:
-    """A share with its sign: `+4.2 %`; a share that rounds to 0 has a plus."""
-    return f"{round(value, 3) + 0.0:+.1%}".replace("%", " %")
+    """A share with its sign: `+4.2 %`, `−4.2 %`; a share that rounds to 0 has a plus."""
+    return _percent(f"{round(value, 3) + 0.0:+,.1%}")
+
+
+def _percent(text: str) -> str:
+    """Python's percentage with a space and the sign for minus, which is as wide as a plus and no hyphen."""
+    return text.replace("%", " %").replace("-", "−")
 
 
 def ratio(value: float) -> str:

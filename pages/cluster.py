@@ -25,17 +25,19 @@ if cluster is not None:
 if newcomer:
     st.info("No cluster is open yet. Choose a preset, import yours, or draw one below.", icon=":material/info:")
     board.gallery()
-board.board(cluster)
+drawing = st.container()
+below = st.container() if cluster is None else table.totals(cluster)
+with drawing:
+    board.board(cluster, below)
 if cluster is None:
     st.stop()
-table.totals(cluster)
 
 inventory, between, times, trusted = st.tabs(
     [
-        ":material/table_rows: Inventory",
-        ":material/hub: Links between nodes",
-        ":material/timer: Costs",
-        ":material/verified: Trust",
+        ":gray[:material/table_rows: Inventory]",
+        ":gray[:material/hub: Links between nodes]",
+        ":gray[:material/timer: Costs]",
+        ":gray[:material/verified: Trust]",
     ]
 )
 with inventory:

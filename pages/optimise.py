@@ -51,15 +51,16 @@ with right:
     if aim in (goal.ONE, goal.SERVE):
         goal.choose_context(problem)
     if aim == goal.STEP:
-        st.caption(step.assumptions(problem))
+        widgets.caption_with_costs(step.assumptions(problem), problem.cost_source)
     else:
         goal.travel_inputs(problem)
         if aim == goal.SERVE:
             serving_page.say_how_planned(problem)
         else:
-            st.caption(
-                f"Costs: {plain(problem.source_of_times(problem.travel))}. {goal.remark_on_orders(problem.network)}Only the "
-                "MoE part of each layer is simulated; attention and dense layers are the same for every plan."
+            widgets.caption_with_costs(
+                f"{goal.remark_on_orders(problem.network)}Only the MoE part of each layer is simulated; attention and dense "
+                "layers are the same for every plan.",
+                problem.source_of_times(problem.travel),
             )
 st.caption(goal.chosen_in_words(problem, wanted))
 

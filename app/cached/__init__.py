@@ -23,6 +23,7 @@ from app.cached.figures import (
 from app.cached.headlines import (
     evidence_of,
     figures_for,
+    gains_held_out,
     is_soon,
     kind_of_verdict,
     open_standing,

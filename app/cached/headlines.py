@@ -1,6 +1,8 @@
 """The headline of a plan for the goal that is open, from the one home in `engine.compare.standing`: its figures in a
 pass or a step, and its gain on everything that is held out."""
 
+import math
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -17,7 +19,7 @@ from engine.compare.evidence import Evidence
 from engine.compare.figures import Metrics
 from engine.compare.held_out import of_phase, other_phase, phase_of, split_by_origin, step_digest
 from engine.compare.judge import Judge
-from engine.compare.standing import Risk, Standing, standing_of
+from engine.compare.standing import Risk, Standing, gain_held_out, standing_of
 from engine.compare.what_if import SECONDS_PER_SEND, is_quick, least
 from engine.errors import InputError
 from engine.goal import Goal
@@ -75,9 +77,17 @@ def is_soon(plan: Plan, problem: Problem) -> bool:
     return all(store.has_figures(Metrics, *metrics_digests(known, problem)) for known in (plan, baseline(problem).plan))
 
 
-def held_out(plan: Plan, now: Plan, problem: Problem, serving: Serving | None) -> tuple[tuple[Risk, ...] | None, str]:
+def gains_held_out(plans: Sequence[Plan], now: Plan, problem: Problem, serving: Serving | None) -> list[float]:
+    """The gains of plans on all that is held out for each; nan where nothing is, and where scoring all plans takes long."""
+    scored = (held_out(plan, now, problem, serving, SOON / len(plans))[0] for plan in plans)
+    return [gain_held_out(risks) if risks else math.nan for risks in scored]
+
+
+def held_out(
+    plan: Plan, now: Plan, problem: Problem, serving: Serving | None, soon: float = SOON
+) -> tuple[tuple[Risk, ...] | None, str]:
     """All that is held out for a plan, and the phase of it if that is not the step's: as it was judged last; if it was not yet,
-    the recordings of this session that it was not made from, None if scoring these takes long."""
+    the recordings of this session that it was not made from, None if scoring these takes longer than `soon` seconds."""
     if plan.id == now.id:
         return (), ""
     evidence = evidence_of(plan, now, problem, serving)
@@ -85,7 +95,7 @@ def held_out(plan: Plan, now: Plan, problem: Problem, serving: Serving | None) -
         return evidence.risks, evidence.other_phase
     others = unseen(plan, problem, serving)
     sends = problem.workload.layers * len(problem.cluster.gpus) ** 2
-    if 2 * len(others) * sends * SECONDS_PER_SEND.get(problem.goal, 0.0) > SOON:
+    if 2 * len(others) * sends * SECONDS_PER_SEND.get(problem.goal, 0.0) > soon:
         return None, ""
     risks = {other.digest: _risk(other, plan, now, problem, serving) for other in others}
     scored = [other for other in others if risks[other.digest] is not None]

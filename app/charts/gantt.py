@@ -28,6 +28,8 @@ LANE, LABEL = 26, 15
 """Pixels of a lane if there are few, and of a lane's name."""
 ABOVE, BELOW, TITLE = 54, 88, 30
 """Pixels above the first plan's lanes besides the legend, below the last one's (times and range bar), and of a plan's name."""
+LONGEST = 60
+"""Most characters of a plan's name above its lanes: times and bound stand on the same line."""
 
 Drawn = dict[str, Any]
 """A part of a figure as plotly's JSON has it."""
@@ -80,7 +82,9 @@ def gantt(
         shown, whole = seconds(events["end"].max()) if len(events) else "", seconds(timelines[name].total)
         length = shown and f" · {whole if shown == whole else f'{shown} of {whole}'}"
         left = {"x": 0, "xref": "paper", "xanchor": "left", "y": top, "yref": "paper", "yanchor": "bottom"}
-        layout["annotations"].append({"text": theme.plain(name) + length, "showarrow": False, "font": {"size": 13}} | left)
+        layout["annotations"].append(
+            {"text": theme.plain(theme.shortened(name, LONGEST)) + length, "showarrow": False, "font": {"size": 13}} | left
+        )
         if bounds and name in bounds:
             line, at = {"dash": "dash", "width": 1.5, "color": theme.NEUTRAL}, bounds[name] / factor
             ends = {"x0": at, "x1": at, "xref": x, "y0": 0, "y1": 1, "yref": f"{y} domain"}

@@ -7,7 +7,8 @@ import numpy as np
 import plotly.graph_objects as go
 
 from app.charts.theme import NEUTRAL, SMALLEST, TEAL, finish, ink, legend_above, name_above_bar, plain, shortened, strokes, tips
-from engine.units import TIME, digits, ratio, scale_of, seconds
+from engine.compare.standing import gain_in_words
+from engine.units import TIME, digits, scale_of, seconds
 
 MOST = 20
 """Plans with a bar: the fastest, and always the open and the deployed one."""
@@ -112,4 +113,5 @@ def _finding(names: Sequence[str], times: Sequence[float], best: int, deployed: 
         return f"{plain(names[best])} is fastest: {seconds(times[best])}{part}"
     if times[best] == times[deployed]:
         return f"No plan beats what is deployed{part}"
-    return f"{plain(names[best])} is {ratio(times[deployed] / times[best])} as fast as what is deployed{part}"
+    against = gain_in_words(times[deployed] / times[best], "what is deployed")
+    return f"{plain(names[best])} takes {seconds(times[best])}, {against}{part}"

@@ -7,6 +7,7 @@ from app.charts import gantt as gantt_charts
 from app.charts import step as step_charts
 from app.charts.theme import DIVERGING, MARK, NEUTRAL, SEQUENTIAL, TEAL, finish, plain
 from engine.compare.judge import interval
+from engine.compare.standing import gain_in_words
 from engine.compare.verdict import Verdict
 from engine.plan import Placement, Plan
 from engine.problem import Problem
@@ -66,7 +67,7 @@ def placement(plan: Plan, problem: Problem, pointed_at: int | None = None) -> go
         figure.update_yaxes(tickvals=ticks, ticktext=[rows[tick] for tick in ticks])
     title = f"GPU {gpu} serves {ratio(float(load[row, gpu]))} the mean in {rows[row]}: the most of any GPU (marked)"
     # In a column of cells that are alike there is nothing to see.
-    height = 620 if even is None else 200
+    height = 460 if even is None else 200
     return finish(figure, even or title, int(min(height, 130 + 22 * len(load))))
 
 
@@ -133,15 +134,15 @@ def timelines(
 
 
 def against(shown: dict[str, Timeline]) -> str:
-    """Time of a timeline and of a second one; if that is the faster one, also the gain."""
+    """Time of the faster of two timelines, and its gain over the other."""
     (first, ours), *others = ((plain(name), timeline.total) for name, timeline in shown.items())
     if not others:
         return f"{first} takes {seconds(ours)}"
     second, theirs = others[0]
     if 0 < theirs < ours:
-        return f"{second} takes {seconds(theirs)}, {ratio(ours / theirs)} as fast as {first}"
-    longer = f"{ratio(theirs / ours)} as long" if theirs > ours > 0 else "as long"
-    return f"{first} takes {seconds(ours)}; {second} takes {longer}"
+        return f"{second} takes {seconds(theirs)}, {gain_in_words(ours / theirs, first)}"
+    gain = gain_in_words(theirs / ours, second) if ours else f"as fast as {second}"
+    return f"{first} takes {seconds(ours)}, {gain}"
 
 
 def parts_of_steps(shown: dict[str, Timeline]) -> dict[str, step_charts.Stretch]:

@@ -90,6 +90,8 @@ SECOND = "#7B68D8"
 """A second line or set of points, compared with the first in teal."""
 MUTED = ("#4A5A58", "#A9B6B4")
 """Text next to a plot, in the light theme and in the dark one."""
+PAGES = ((255, 255, 255), (15, 21, 23))
+"""Background of a page: red, green, blue of the light theme and of the dark one."""
 EDGE = 0.55
 """Brightness of an outline relative to its bar."""
 SMALLEST = 12
@@ -179,7 +181,7 @@ def readable(colour: tuple[float, float, float, float], dark: bool) -> str:
     colour: red, green, blue 0 … 255, opacity 0 … 1
     """
     *channels, opacity = colour
-    page = (4, 6, 6) if dark else (255, 255, 255)
+    page = PAGES[dark]
     light = sum(
         weight * ((opacity * channel + (1 - opacity) * under) / 255) ** 2.2
         for weight, channel, under in zip((0.2126, 0.7152, 0.0722), channels, page, strict=True)
@@ -319,6 +321,10 @@ def legend_at_foot() -> dict[str, Any]:
 def short(name: str) -> str:
     """A plan's name for a title: without its text in brackets, and without markup."""
     return plain(name.split(" (")[0])
+
+
+NAME = 32
+"""Most characters of a plan's name in a title that names two."""
 
 
 def shortened(name: str, most: int) -> str:

@@ -8,6 +8,7 @@ import plotly.graph_objects as go
 
 from app.charts import stacks, theme
 from engine.compare.contention import MODES, ContentionPoint, all_alike
+from engine.compare.standing import gain_in_words
 from engine.compare.what_if import Outlook
 from engine.units import TIME, ratio, scale_of, seconds, share
 
@@ -119,7 +120,7 @@ def finding(cases: Sequence[Case]) -> str:
         relative = cases[1].shown.total / first.shown.total
         if abs(relative - 1) <= SAME:
             return f"{sentence}, as long as {theme.plain(_named(cases[1].name))}"
-        sentence += f"; {theme.plain(_named(cases[1].name))} takes {ratio(relative)} as long"
+        sentence += f", {gain_in_words(relative, theme.plain(_named(cases[1].name)))}"
     return sentence
 
 

@@ -5,7 +5,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from app.charts.theme import MARK, NEUTRAL, SEQUENTIAL, TEAL, finish, plain
-from engine.units import SIZE, digits, ratio, scale_of, seconds, size
+from engine.units import SIZE, digits, ratio, scale_of, seconds, signed, size
 
 SMALL_MULTIPLES = 32
 """Layers shown as bars; more become rows of a heatmap."""
@@ -185,5 +185,5 @@ def gain(before: float, after: float, bound: float, system: str) -> go.Figure:
     )
     figure.update_xaxes(visible=False, range=[0, before * 1.02])
     figure.update_yaxes(autorange="reversed", tickfont={"size": 13})
-    title = f"The sample on eight mixed GPUs: {ratio(before / after)} as fast (simulated)"
+    title = f"The sample on eight mixed GPUs: {signed(before / after - 1)} (simulated)"
     return finish(figure, title, HEIGHT, top=70, bargap=0.35)

@@ -5,6 +5,7 @@ Edits of the board become the open cluster; the open plan can be laid over it.
 
 import numpy as np
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from app import cached, kept, opening, samples, state, widgets
 from app.charts.cluster import svg
@@ -24,9 +25,9 @@ KEY = "cluster-canvas"
 ALL_LAYERS = "all"
 
 
-def board(cluster: Cluster | None) -> None:
-    """The board for the open cluster, or an empty one to draw on."""
-    overlay = _overlay(cluster)
+def board(cluster: Cluster | None, below: DeltaGenerator) -> None:
+    """The board for the open cluster, or an empty one to draw on. below: place of the toggle of the overlay"""
+    overlay = _overlay(cluster, below)
     answered, complaint = state.visit.drawn
     cluster_canvas(cluster, answered, complaint is not None, state.visit.sessions_shown, overlay, KEY, _take)
     if complaint:
@@ -46,7 +47,7 @@ def _take() -> None:
     state.visit.drawn = (edit.serial, complaint)
 
 
-def _overlay(cluster: Cluster | None) -> Overlay | None:
+def _overlay(cluster: Cluster | None, below: DeltaGenerator) -> Overlay | None:
     """The overlay that a person wants on the drawing, with its controls; None: nothing."""
     plan = cached.open_plan()
     if cluster is None or plan is None:
@@ -61,14 +62,14 @@ def _overlay(cluster: Cluster | None) -> Overlay | None:
     if reason:
         st.caption(f"The open plan cannot be laid over this drawing: {plain(reason)}.")
         return None
-    with st.container(horizontal=True, vertical_alignment="center", gap="large"):
+    with below:
         shows_plan = kept.toggle(
             "Overlay the open plan", key="overlay", help="experts and tokens of every GPU, and the port that is busy longest"
         )
-        if not shows_plan:
-            return None
-        layers = [ALL_LAYERS, *plan.placement.model_layers]
-        chosen = kept.select_slider("MoE layer", layers, ALL_LAYERS, key="overlay-layer", width=300)
+    if not shows_plan:
+        return None
+    layers = [ALL_LAYERS, *plan.placement.model_layers]
+    chosen = kept.select_slider("MoE layer", layers, ALL_LAYERS, key="overlay-layer", width=300)
     layer = None if chosen == ALL_LAYERS else layers.index(chosen) - 1
     overlay = overlay_of(plan, problem, layer)
     st.caption(f"Bars: each GPU's tokens, relative to the busiest GPU. {_finding(overlay, layer)}", help=problem.cost_source)

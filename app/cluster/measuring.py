@@ -1,5 +1,5 @@
-"""Measured times on the Cluster page: calibration of the attached devices, the choice of cost sources, measured pairs of GPUs,
-and the distance of simulated times from public measurements."""
+"""Measured times: calibration of the attached devices, the choice of cost sources, also unasked for what was just opened,
+measured pairs of GPUs, and the distance of simulated times from public measurements."""
 
 import json
 
@@ -29,6 +29,8 @@ from engine.units import bandwidth, share, signed
 from engine.workload import digest_of
 
 KIND = "calibrate"
+TAKEN = "evidence"
+"""Key of the choice that holds the model and cluster that measured tables were last looked for, and True if they were taken."""
 
 
 def calibration_panel(cluster: Cluster, model: MoEModel | None) -> None:
@@ -279,3 +281,27 @@ def show_trust() -> None:
 @st.cache_resource(max_entries=1, show_spinner="Predicting what was measured")
 def _sections() -> dict[str, list[Prediction]]:
     return {name: list(section()) for name, section in SECTIONS.items()}
+
+
+def take_measured() -> None:
+    """Take the measured tables of a model and cluster just opened, and the way of travelling that they are of, and say so.
+
+    They are given up where they have no times of what is opened next. A person's own choice stays, and so does a plan's.
+    """
+    cluster, model = state.session.cluster, state.session.model
+    if cluster is None or model is None:
+        return
+    of = f"{cluster.digest} {model.name}"
+    seen, taken = state.session.choices.get(TAKEN, (None, False))
+    if seen == of:
+        return
+    now, found = state.session.cost, choice.measured(cluster, model)
+    takes = found is not None and now == state.DATASHEET and state.session.travel is None and cached.open_plan() is None
+    gives_up = taken and found is None and choice.why_not(choice.from_dict(now), cluster, model) is not None
+    if takes:
+        state.update(cost=choice.to_dict(found.cost), travel=found.travel)
+        state.visit.notice = f"Times come from {found.words}. Cluster has other sources, Optimise other ways of travelling"
+    elif gives_up:
+        state.update(cost=state.DATASHEET, travel=None)
+        state.visit.notice = f"{choice.short(now).capitalize()} has no times of {cluster.name}: the datasheet is used"
+    state.keep_choice(TAKEN, (of, takes or (taken and not gives_up)))

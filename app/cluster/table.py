@@ -6,6 +6,7 @@ Cells with the datasheet's value are left empty, so that changing a GPU's type c
 import numpy as np
 import pandas as pd
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from app import state, widgets
 from app.charts import cluster as charts
@@ -31,6 +32,8 @@ _NUMBERS = {
     "flops_fp8": ("flops_fp8", _TERA, "8-bit, TFLOP/s"),
 }
 _ALWAYS_SHOWN = ("send", "receive")
+MOST_ROWS, HEIGHT = 8, 345
+"""Rows in sight at once, and pixels of a table of so many: the last row is cut, which shows that more follow."""
 
 
 def show(cluster: Cluster) -> None:
@@ -38,13 +41,14 @@ def show(cluster: Cluster) -> None:
     said = "Empty cells use the datasheet value. GPUs of a node without links of its own communicate over the fabric."
     if ports := "; ".join(usual_ports(cluster)):
         said += f" Ports to the fabric belong to the machine and stand in no GPU's datasheet. At the assumed default: {ports}."
-    above = st.container(horizontal=True, vertical_alignment="bottom")
+    above = st.container(horizontal=True, wrap=False, vertical_alignment="bottom")
     above.caption(plain(said), width="stretch")
     base, latency_before = _base()
     edited = st.data_editor(
         base,
         key=f"cluster-table-{state.visit.edit_round}",
         num_rows="dynamic",
+        height=HEIGHT if len(base) > MOST_ROWS else "auto",
         hide_index=True,
         placeholder="—",
         column_config=columns(),
@@ -240,24 +244,29 @@ def _add(cluster: Cluster) -> None:
     state.visit.notice = "NVLink added; its latency of 5 µs is assumed until calibrated"
 
 
-def totals(cluster: Cluster) -> None:
-    """Totals of the GPUs, the file, and the check that the open models fit the memory."""
-    with st.container(horizontal=True, gap="medium"):
+def totals(cluster: Cluster) -> DeltaGenerator:
+    """Totals of the GPUs, the file, and the check that the open models fit the memory. Returns room on that line."""
+    with st.container(horizontal=True, gap="medium", vertical_alignment="center"):
         st.metric("GPUs", len(cluster.gpus))
         st.metric("Memory", f"{cluster.values('memory').sum() / 2**30:,.0f} GiB")
         st.metric("Peak, 16-bit", f"{cluster.values('flops_fp16').sum() / 1e15:.3g} PFLOP/s")
         st.metric("Fabric bandwidth", units.bandwidth(float(cluster.values("send_bandwidth").sum())))
         st.space("stretch")
+        room = st.container(width="content")
         # Written when asked for: a file that is ready may be gone before the browser looks, when edits follow each other.
         widgets.download("Save as JSON", lambda: cluster.model_dump_json(indent=1, exclude_none=True), f"{cluster.name}.json")
     second = state.session.model_of.get(state.session.second or "")
     models = [model for model in (state.session.model, second) if model is not None]
     for text, fits in memory_fit(cluster, models):
-        (st.success if fits else st.error)(plain(text), icon=":material/memory:")
+        if fits:
+            st.markdown(f":green[:material/memory: {plain(text)}]")
+        else:
+            st.error(plain(text), icon=":material/memory:")
     for sentence in without_fp8(cluster, models):
         st.caption(plain(sentence))
     if not models:
         st.caption("Open a model to see whether its experts fit the memory.")
+    return room
 
 
 def without_fp8(cluster: Cluster, models: list[MoEModel]) -> list[str]:

@@ -213,7 +213,14 @@ def travel_inputs(problem: Problem) -> None:
     """Controls of `problem.travel`."""
     now = state.session.travel or Travel()
     _choose_engine(problem, now)
-    unit = widgets.segments("How tokens travel", list(UNITS), UNITS.__getitem__, default=now.unit, help=HELP, key=UNIT_KEY)
+    unit = widgets.segments(
+        "How tokens travel",
+        list(UNITS),
+        lambda unit: UNITS[unit].removeprefix("One row ").capitalize().replace("gpu", "GPU"),
+        default=now.unit,
+        help=HELP,
+        key=UNIT_KEY,
+    )
     formats: dict[str, Dtype | None] = {}
     own = _own_format(problem)
     for way, title in (("dispatch", "Dispatch format"), ("combine", "Combine format")):

@@ -101,11 +101,11 @@ def _show(answer: LinaAnswer) -> None:
     with right:
         widgets.chart(charts.accuracy(runs), "lina-accuracy")
     tables.show(_as_text(runs, what), hide_index=True)
-    st.caption(
+    widgets.caption_with_costs(
         f"Learnt from {plain(answer.profile)}, served {plain(answer.served)} in {middle.batches} batches. "
         f"An ideal batch takes {units.seconds(middle.ideal_seconds)}; scheduling one layer again takes "
-        f"{units.seconds(middle.options.schedule_seconds)}, which a short layer cannot win back. "
-        f"Costs: {plain(middle.cost_source)}."
+        f"{units.seconds(middle.options.schedule_seconds)}, which a short layer cannot win back.",
+        middle.cost_source,
     )
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 from dataclasses import dataclass
+from math import isnan
 from typing import Any
 
 import pandas as pd
@@ -11,11 +12,12 @@ from app import cached, state, tables, verdict_line, widgets
 from app.cached import Serving, served, serving_of
 from app.charts import serving as charts
 from app.optimise import answer, serving_form
-from app.optimise.table import DEPLOYED, alike, also, columns_in_sight, mark
+from app.optimise.table import DEPLOYED, HELD_OUT, alike, also, columns_in_sight, mark, scope_of
 from app.tables import plain
 from engine import units
 from engine.compare.evidence import Balanced
 from engine.compare.wording import balance_in_words
+from engine.costs import choice
 from engine.errors import InputError
 from engine.plan import Plan
 from engine.problem import Problem
@@ -37,12 +39,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Plans that can be served, the baseline on top, then fastest first. refused: reasons of the others, by name; balanced:
-    seconds of the baseline with balanced routing."""
+    """Plans that can be served, the baseline on top, then fastest first. held_out: gain of each there, nan where it has none;
+    scope: see `scope_of`; refused: reasons of the others, by name;
+    balanced: seconds of the baseline with balanced routing."""
 
     serving: Serving
     rows: list[Row]
     baseline: Row
+    held_out: list[float]
+    scope: str
     refused: dict[str, str]
     balanced: float
 
@@ -68,7 +73,9 @@ def compare(problem: Problem, serving: Serving) -> Comparison:
             refused[candidate.plan.name] = str(error)
     rows.sort(key=lambda row: (row.plan.id != plan.id, row.figures.seconds))
     even = served(plan, problem.with_workload(balanced_load(problem.model)), serving).figures
-    return Comparison(serving, rows, baseline, refused, even.seconds)
+    plans = [row.plan for row in rows]
+    gains, scope = cached.gains_held_out(plans, plan, problem, serving), scope_of(plans, plan, problem)
+    return Comparison(serving, rows, baseline, gains, scope, refused, even.seconds)
 
 
 def verdict(row: Row, comparison: Comparison, problem: Problem, narrow: bool = False) -> None:
@@ -132,15 +139,20 @@ def as_text(comparison: Comparison) -> pd.DataFrame:
     factor, unit = units.scale_of(max(served.seconds for served in figures), units.TIME)
     memory, memory_unit = units.scale_of(figures[0].memory.room, units.SIZE)
     rooms = sorted({served.memory.room / memory for served in figures})
-    room, step = " or ".join(dict.fromkeys(map(units.digits, rooms))), figures[0].step
+    room = " or ".join(dict.fromkeys(map(units.digits, rooms)))
+    step, gain = figures[0].step, f"Gain over {comparison.baseline.plan.name}"
+    gains = [comparison.held_out[first] for first, *_ in groups]
+    written = [tables.MISSING if isnan(value) else units.signed(value - 1) for value in gains]
+    held_out = {} if all(map(isnan, gains)) else {f"{gain}{HELD_OUT}": written}
     columns = {
         "": [mark(row.plan.id == state.session.plan) for row in rows],
         "Plan": [row.plan.name for row in rows],
         f"{TIMES[step.phase]}, {unit} (simulated)": [units.digits(served.seconds / factor) for served in figures],
-        f"Gain over {comparison.baseline.plan.name}, in sample": [
-            DEPLOYED if comparison.is_deployed(row) else f"{100 * row.figures.gain_over(comparison.baseline.figures):+.1f} %"
+        f"{gain}{comparison.scope}": [
+            DEPLOYED if comparison.is_deployed(row) else units.signed(row.figures.gain_over(comparison.baseline.figures))
             for row in rows
         ],
+        **held_out,
         **also([row.plan.name for row in comparison.rows], groups),
         "Tokens/s/GPU": [units.digits(served.tokens_per_second) for served in figures],
         f"Bound, {unit}": [units.digits(served.bound / factor) for served in figures],
@@ -186,7 +198,9 @@ def say_sources(serving: Serving, figures: ServingFigures) -> None:
     operators, moe_layers = map(plain, figures.sources)
     note = f" ({plain(serving.notes[0])})" if serving.notes else ""
     sizes = f"; sizes: {plain(serving.beside.origin)}" if serving.beside.config else ""
-    st.caption(f"Attention, norms, dense layers and head: {operators}{note}{sizes}. MoE layers: {moe_layers}.")
+    experts = plain(choice.how_far_off(choice.from_dict(state.session.cost)))
+    text = f"Attention, norms, dense layers and head: {operators}{note}{sizes}. MoE layers: {experts}."
+    st.caption(text, help=f"MoE layers: {moe_layers}.")
 
 
 def fastest(plans: list[Plan], problem: Problem, serving: Serving) -> str | None:

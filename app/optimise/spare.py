@@ -113,10 +113,11 @@ def _show(problem: Problem, answer: RedundancyAnswer, complete: bool) -> None:
     where = f"judged on {' and '.join(map(plain, answer.judged_on))}"
     if not answer.held_out:
         where += ", which is in sample: open another recording of this model to hold it out"
-    st.caption(
+    widgets.caption_with_costs(
         f"Planned on {plain(answer.planned_on)}, {where}. The curve ends there because {plain(answer.limit)}. "
         f"The band is the {units.share(CONFIDENCE)} interval of the gain, as far as those recordings are samples. Times are of "
-        f"{plain(answer.unit)}. Costs: {plain(answer.cost_source)}."
+        f"{plain(answer.unit)}.",
+        answer.cost_source,
     )
     studies.download_table(pd.DataFrame([point.to_dict() for point in points]), KIND)
 

@@ -231,5 +231,5 @@ def assumptions(problem: Problem) -> str:
         )
     return (
         "The whole step is simulated, one program on every GPU: forward, backward, all-reduces of the gradients, update. A "
-        f"collective ends for all GPUs at once. Assumed: {routing}; {capacity}. Costs: {plain(problem.cost_source)}."
+        f"collective ends for all GPUs at once. Assumed: {routing}; {capacity}."
     )

@@ -18,6 +18,7 @@ from app.tables import plain
 from engine import units
 from engine.compare.figures import proof_of_plan, speedup
 from engine.errors import InputError
+from engine.plan import Plan
 from engine.problem import Problem
 from engine.store.problems import problem_arguments
 from engine.systems.lina import SCHEDULED
@@ -27,6 +28,9 @@ MARK, PLAN, TIME, GAIN = 36, 300, 84, 84
 ALSO = "Same times, also"
 ALIKE = 1e-6
 """Relative difference of times that are the same."""
+SCOPES = {", in sample": "In sample", ", on the open recording": "Gain here", ", held out": "Held out"}
+"""Ends of the names of columns of gains, with their titles."""
+IN_SAMPLE, HERE, HELD_OUT = SCOPES
 DEPLOYED = "deployed"
 """Replaces the gain of the deployed plan."""
 
@@ -77,8 +81,20 @@ def rows(problem: Problem) -> pd.DataFrame:
     table["deployed"] = False if now is None else table["id"] == now.plan.id
     time_now = now and cached.metrics(now.plan, problem).total
     table["Gain"] = math.nan if now is None else [speedup(time_now, time) for time in table["Time"]]
+    plans = [candidate.plan for id, candidate in candidates if id in set(table["id"])]
+    table["Held out"] = math.nan if now is None else cached.gains_held_out(plans, now.plan, problem, None)
+    table["scope"] = scope_of(plans, now and now.plan, problem)
     table["against"] = "" if now is None else "what is deployed" if now.chosen else now.plan.name.split(" (")[0]
     return table.sort_values(["deployed", "Time"], ascending=[False, True], ignore_index=True)
+
+
+def scope_of(plans: Sequence[Plan], now: Plan | None, problem: Problem) -> str:
+    """The end of the name of a column with the gains of plans over `now` on the open recording, which not all may be made from;
+    empty where routing is assumed."""
+    if problem.step is not None and problem.step.routing != "recorded":
+        return ""
+    others = (plan for plan in plans if now is None or plan.id != now.id)
+    return HERE if any("workload" in cached.made_for(plan, problem) for plan in others) else IN_SAMPLE
 
 
 def alike(times: Sequence[tuple[float, ...]], own: Sequence[bool]) -> list[list[int]]:
@@ -157,8 +173,11 @@ def columns_in_sight(text: pd.DataFrame) -> dict[str, Any]:
         "Plan": st.column_config.TextColumn(width=PLAN, pinned=True),
         time: st.column_config.TextColumn(f"Time, {unit}", width=TIME, help=plain(time)),
     }
-    gains = text.columns[text.columns.str.startswith(("Against ", "Gain over "))]
-    return widths | {gain: st.column_config.TextColumn("Gain", width=GAIN, pinned=True, help=plain(gain)) for gain in gains}
+    gains = text.columns[text.columns.str.startswith("Gain over ")]
+    for gain in gains:
+        scope = next((title for end, title in SCOPES.items() if gain.endswith(end)), "Gain")
+        widths[gain] = st.column_config.TextColumn(scope, width=GAIN, pinned=True, help=plain(gain))
+    return widths
 
 
 def as_text(table: pd.DataFrame) -> pd.DataFrame:
@@ -228,11 +247,14 @@ def mark(is_open: bool) -> str:
 
 
 def _against(table: pd.DataFrame) -> dict[str, pd.Series]:
-    """Time of the baseline over each plan's, as a column; none if it cannot be simulated."""
+    """Gain over the baseline as a column, and where something is held out the gain there; none if it cannot be simulated."""
     if table["Gain"].isna().any():
         return {}
-    factors = table["Gain"].map(units.ratio)
-    return {f"Against {table['against'].iloc[0]}": factors.where(~table["deployed"], DEPLOYED)}
+    name, gains = f"Gain over {table['against'].iloc[0]}", (table["Gain"] - 1).map(units.signed)
+    columns = {f"{name}{table['scope'].iloc[0]}": gains.where(~table["deployed"], DEPLOYED)}
+    if table["Held out"].notna().any():
+        columns[f"{name}{HELD_OUT}"] = (table["Held out"] - 1).map(units.signed, na_action="ignore")
+    return columns
 
 
 def decomposition(table: pd.DataFrame, problem: Problem) -> None:

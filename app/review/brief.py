@@ -1,10 +1,11 @@
 """The brief of a plan: everything that a decision needs, computed from the plan and its inputs alone, and in sentences."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from app.charts.theme import NAME, shortened
 from engine.compare.baseline import baseline_of, travelling_like
 from engine.compare.figures import Metrics, Migration, gap_over_placements, metrics, migration, proof_of_plan
 from engine.compare.standing import Risk, Standing, gain_in_words, standing_of
@@ -232,8 +233,9 @@ def named_pair(brief: Brief) -> dict[str, Timeline]:
 
 
 def headline(brief: Brief) -> str:
-    """The decision to be made, in a sentence."""
-    return f"{seconds(brief.standing.seconds)} per {brief.standing.span}, {brief.standing.against}"
+    """The decision to be made, in a sentence, without the plan's name, which stands above it and in the chart."""
+    standing = replace(brief.standing, deployed=shortened(brief.standing.deployed, NAME))
+    return f"{seconds(standing.seconds)} per {standing.span}, {standing.against}"
 
 
 def bound_in_words(brief: Brief) -> list[str]:

@@ -8,6 +8,7 @@ import streamlit as st
 
 from app import cached, kept, state, tables, widgets
 from app.charts import review as charts
+from app.charts.gantt import MOST_LANES, fold, folds
 from app.review import store
 from app.tables import COLUMN, plain
 from engine import units
@@ -103,10 +104,11 @@ def _compare(first: SavedPlan | Plan, second: SavedPlan | Plan) -> None:
     serving = store.serving_of(first, problem) if isinstance(first, SavedPlan) else cached.open_serving(problem)
     served = None if serving is None else [cached.served(plan, problem, serving).figures for plan in plans]
     draw_timelines(dict(zip(names, plans, strict=True)), names, problem, "compare", serving)
-    st.caption(
+    widgets.caption_with_costs(
         f"Both simulated on {plain(problem.workload.name)}, {plain(problem.cluster.name)}, {plain(problem.model.name)}, "
-        f"as the first one was {'saved' if isinstance(first, SavedPlan) else 'made'}. "
-        f"Costs: {plain(problem.cost_source)}.{_travels(plans, names)}"
+        f"as the first one was {'saved' if isinstance(first, SavedPlan) else 'made'}."
+        f"{_travels(plans, names)}",
+        problem.cost_source,
     )
     table = as_text(names, figures, served)
     slower = is_loss(speedup(*(each.total for each in figures) if served is None else (each.seconds for each in served)))
@@ -136,6 +138,9 @@ def draw_timelines(
     else:
         shown = {name: cached.served(plan, problem, serving).whole(problem.model) for name, plan in plans.items()}
         bounded = ()
+    if serving is None and problem.goal is not Goal.TRAINING and len(problem.cluster.gpus) > MOST_LANES:  # as on the Timeline
+        by_node = next(iter(folds(problem.cluster).values()))
+        shown = {name: fold(timeline, *by_node) for name, timeline in shown.items()}
     layers, bounds, last = None, None, problem.workload.layers - 1
     chart = st.container()
     if problem.goal is not Goal.TRAINING:
@@ -161,7 +166,7 @@ def as_text(names: list[str], figures: list[Metrics], served: list[ServingFigure
     rows = []
     if served is not None:
         ours, theirs = (each.seconds for each in served)
-        rows.append([TIME, units.seconds(ours), units.seconds(theirs), f"{units.ratio(ours / theirs)} as fast"])
+        rows.append([TIME, units.seconds(ours), units.seconds(theirs), units.signed(ours / theirs - 1)])
         rates = [each.tokens_per_second for each in served]
         rows.append(["Tokens/s per GPU", *map(units.digits, rates), units.ratio(rates[1] / rates[0])])
         bounds = [each.bound for each in served]
@@ -186,7 +191,7 @@ def as_text(names: list[str], figures: list[Metrics], served: list[ServingFigure
             continue
         against = units.ratio(theirs / ours) if ours else tables.MISSING
         if name == "total" and theirs:
-            against = f"{units.ratio(ours / theirs)} as fast"
+            against = units.signed(ours / theirs - 1)
         if write is _percent:
             against = _points(ours, theirs)
         rows.append([label, write(ours), write(theirs), against])

@@ -361,17 +361,22 @@ def _table(listed: list[ListedPlan]) -> None:
             "Plan": column.TextColumn(width="medium"),
             "New": column.TextColumn(help="entries of others since you last looked at the review"),
             "Gain": column.NumberColumn(
-                help="how many times as fast as what was deployed, as it was when the plan was saved: on held-out recordings "
-                "where some were open"
+                "Gain when saved",
+                help="over what was deployed then, on held-out recordings where some were open; the plan's page has the gain "
+                "by all that is known now",
             ),
-            **{name: column.NumberColumn(format="%.3g") for name in table.columns if name.startswith("Time")},
+            **{
+                name: column.NumberColumn(name.replace("(simulated)", "when saved"), format="%.3g")
+                for name in table.columns
+                if name.startswith("Time")
+            },
         },
     )
 
 
 def gain_in_list(gain: float) -> str:
-    """`1.38×`, `0.737× as fast`."""
-    return units.ratio(gain) + (" as fast" if is_loss(gain) else "")
+    """`+38.0 %`."""
+    return units.signed(gain - 1)
 
 
 def as_table(listed: Sequence[ListedPlan], looked_at: int | None) -> pd.DataFrame:

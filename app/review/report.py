@@ -216,7 +216,7 @@ def _figures(dossier: Dossier) -> list[go.Figure]:
     if problem.goal is not Goal.TRAINING and not dossier.served:
         bounds = {brief.own.plan.name: bound_of_plan(brief.own.plan, problem, *layers)}
     return [
-        charts.timelines(pair, layers, bounds, title=f"{brief.own.plan.name}: {headline(brief)}"),
+        charts.timelines(pair, layers, bounds, title=headline(brief)),
         charts.placement(brief.own.plan, problem),
         cluster_charts.picture(problem.cluster),
     ]

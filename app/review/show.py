@@ -62,8 +62,7 @@ def _brief(saved: SavedPlan, brief: Brief, line: DeltaGenerator, runs: list[Run]
     place.mark("timelines")
     pair = dict(zip(named_pair(brief), (brief.own.plan, brief.baseline.plan), strict=True))
     serving = store.serving_of(saved, brief.problem)
-    title = f"{brief.own.plan.name}: {headline(brief)}"
-    draw_timelines(pair, [brief.own.plan.name], brief.problem, "review", serving, title)
+    draw_timelines(pair, [brief.own.plan.name], brief.problem, "review", serving, headline(brief))
     _note(saved)
     left, right = st.columns(2, gap="large")
     with left:
@@ -86,7 +85,7 @@ def _brief(saved: SavedPlan, brief: Brief, line: DeltaGenerator, runs: list[Run]
                 ]
             )
         )
-        st.caption(f"Simulated with {plain(brief.own.timeline.cost_source)}.")
+        widgets.caption_with_costs("Simulated.", brief.own.timeline.cost_source)
     with line:
         verdict_line.show(brief.standing, verdict_line.how_timed(brief.own.plan, brief.problem, serving))
     verdict.show(brief, serving)

@@ -143,7 +143,7 @@ def _answer(answer: VerdictAnswer, kind: str, wanted: dict[str, Any], source: st
     st.title(f"{ICONS[verdict.verdict]} {WORDS[verdict.verdict].capitalize()}", anchor=False)
     first, *more = verdict.reasons
     st.markdown(f"**{plain(first)}**")
-    st.caption(f"Simulated, nothing was measured; costs: {plain(source)}.")
+    widgets.caption_with_costs("Simulated; no run was measured.", source)
     _say_what_differs(job, judgement.thresholds, kind, wanted)
     _figures(verdict)
     left, right = st.columns(2, gap="large")

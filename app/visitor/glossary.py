@@ -94,7 +94,7 @@ TERMS = {
     "gap": Term(
         "How far a plan is above a proven bound, in per cent of the bound. No plan of that kind can be better by more.",
         "integer programming, as in ExFlow §IV-D",
-        ("above the bound", "above its bound", "above that bound", "above the order bound", "above order · placement bound"),
+        ("above the bound", "above its bound", "above that bound", "left to gain"),
     ),
     "gate": Term(
         "The small network in front of the experts that chooses for every token which of them it goes to.", "Aurora §2.1"

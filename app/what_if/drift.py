@@ -57,10 +57,10 @@ def _show(answer: DriftAnswer, complete: bool) -> None:
         return
     widgets.chart(charts.drifting(found), "what-if-drift")
     st.markdown(plain(found.in_words))
-    st.caption(
+    widgets.caption_with_costs(
         f"{plain(found.system)}; first deployed: {plain(found.deployed)}. The limit, {units.seconds(found.limit)}, knows every "
-        "window beforehand and moves for nothing; it bounds schedules of these plans, not of others. Costs: "
-        f"{plain(found.cost_source)}."
+        "window beforehand and moves for nothing; it bounds schedules of these plans, not of others.",
+        found.cost_source,
     )
     columns = ("name", "rule", "value", "forecast", "total")
     table = pd.DataFrame([{name: getattr(row, name) for name in columns} | {"moves": len(row.moves)} for row in found.policies])

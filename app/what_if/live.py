@@ -263,7 +263,7 @@ def _show(problem: Problem, plans: dict[str, Plan | None], change: Change, is_op
             widgets.chart(charts.per_kind(cases[0]), "what-if-kinds")
         else:
             widgets.chart(charts.per_layer(cases), "what-if-layers")
-    st.caption(_said(problem, is_open, change))
+    widgets.caption_with_costs(_said(problem, is_open, change), problem.cost_source)
 
 
 def _said(problem: Problem, is_open: bool, change: Change) -> str:
@@ -293,10 +293,9 @@ def _said(problem: Problem, is_open: bool, change: Change) -> str:
         and problem.goal is not Goal.TRAINING
     ):
         parts.append(f"{problem.workload.tokens * change.tokens:,.0f} tokens per pass.")
-    costs = f"Costs: {plain(problem.cost_source)}"
     if change.contention:
-        costs += f", but every further send at a port makes bytes there take {units.share(change.contention)} longer"
-    return " ".join([*parts, f"{costs}."])
+        parts.append(f"Every further send at a port makes bytes there take {units.share(change.contention)} longer.")
+    return " ".join(parts)
 
 
 NO_CHANGE = Change()
@@ -351,9 +350,10 @@ def contention(problem: Problem) -> None:
         if points:
             widgets.chart(charts.contention(points, answer.pays_from, complete), "what-if-pays")
             now = "As things are" if problem.network.contended else "With ports that keep their full rate, as now,"
-            st.caption(
+            widgets.caption_with_costs(
                 f"{plain(answer.plan)}. {now} orders of this placement can save {units.at_most(answer.most_saved)} "
-                f"of all at once (bound). Costs: {plain(answer.cost_source)}."
+                "of all at once (bound).",
+                answer.cost_source,
             )
             studies.download(points, "contention")
 

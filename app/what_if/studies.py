@@ -94,7 +94,7 @@ def _show_curve(answer: CurveAnswer, complete: bool) -> None:
     points = answer.points
     if points:
         widgets.chart(what_if_studies.curve(points, answer.field, answer.series, complete, _tag(answer)), "what-if-curve")
-        st.caption(f"{_how(answer)} Costs: {plain(answer.cost_source)}.")
+        widgets.caption_with_costs(_how(answer), answer.cost_source)
         studies.download(points, "curve")
 
 
@@ -130,7 +130,7 @@ def sensitivity(problem: Problem) -> None:
             widgets.chart(
                 what_if_studies.tornado(points, answer.total, answer.share, complete, _tag(answer)), "what-if-tornado"
             )
-            st.caption(f"{plain(answer.plan)}. {_how(answer)} Costs: {plain(answer.cost_source)}.")
+            widgets.caption_with_costs(f"{plain(answer.plan)}. {_how(answer)}", answer.cost_source)
             studies.download(points, "sensitivity")
 
     studies.watch_for_problem("sensitivity", problem, wanted, show, "Nothing run yet. On the sample it takes a few seconds.")
@@ -175,9 +175,10 @@ def imprecision(problem: Problem) -> None:
             widgets.chart(what_if_studies.imprecise_times(points, titles, complete), "what-if-imprecise")
         with right:
             widgets.chart(what_if_studies.speed_ups(points, titles), "what-if-speed-ups")
-        st.caption(
+        widgets.caption_with_costs(
             f"Simulated. Noise: {plain(NOISES[answer.noise])}. Bands go from the least to the most of {answer.seeds} draws, "
-            f"lines through the median. {_gain_in_words(points, titles)}Costs: {plain(answer.cost_source)}."
+            f"lines through the median. {_gain_in_words(points, titles)}".strip(),
+            answer.cost_source,
         )
         studies.download(points, "imprecision")
 

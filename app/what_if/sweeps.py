@@ -179,7 +179,8 @@ def _show(kind: Kind, job: runner.Job, answer: SweepAnswer) -> None:
         widgets.chart(charts.times(points, kind, what, len(points) == answer.of), f"sweep-{kind}")
     with right:
         widgets.chart(charts.decomposition(points, kind, shown), f"sweep-parts-{kind}")
-    st.caption(f"Simulated. Costs: {plain(answer.cost_source)}. The bound is proven for every schedule of a point's placement.")
+    text = "Simulated. The bound is proven for every schedule of a point's placement."
+    widgets.caption_with_costs(text, answer.cost_source)
     _table(kind, job, points, what)
 
 

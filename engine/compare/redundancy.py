@@ -298,9 +298,10 @@ def _reaches(point: RedundancyPoint, best: RedundancyPoint) -> Rule | None:
 @dataclass(frozen=True)
 class EvenProjection:
     """plan: with the even placement; slots: on every GPU; added, dropped: copies of experts that are new and given up, over all
-    layers; before, after: figures of both placements when the GPUs send all at once, as engines do."""
+    layers; given: the plan that was projected, with all sends at once, as engines send; before, after: figures of both."""
 
     plan: Plan
+    given: Plan
     slots: int
     added: int
     dropped: int
@@ -338,6 +339,7 @@ def project_evenly(plan: Plan, problem: Problem) -> EvenProjection:
     after = plan.with_parts(**parts, placement=placement, parent=plan.id, name=f"{plan.name[:110]}, even")
     return EvenProjection(
         after,
+        before,
         slots,
         int((even & ~held).sum()),
         int(now.slots.sum() - (even & held).sum()),

@@ -13,7 +13,7 @@ from engine.plan import Plan
 from engine.problem import Problem
 from engine.result import relative_gap
 from engine.serving.figures import ServingFigures
-from engine.units import digits, ratio, seconds, share, signed, size
+from engine.units import digits, seconds, share, signed, size
 
 Span = Literal["pass", "step", "token", "prompt"]
 """The span of the seconds: a pass through all MoE layers, a training step, a step of decode, one of prefill."""
@@ -95,7 +95,8 @@ class Standing:
         words = f"{signed(self.gain - 1)} {self.scope}".rstrip()
         if self.spread is not None:
             low, high = (signed(gain - 1) for gain in self.spread)
-            return f"{words} ({low} to {high} on {len(self.risks)} recordings{self.of_phase})"
+            span = f"{low} to {high} on" if low != high else f"{low} on each of"
+            return f"{words} ({span} {len(self.risks)} recordings{self.of_phase})"
         return f"{words} (on {self.risks[0].recording}{self.of_phase})" if self.is_held_out else words
 
     @property
@@ -120,7 +121,7 @@ class Standing:
 
     @property
     def against(self) -> str:
-        """`1.38× as fast as Linear placement, held out`, or that it is not faster."""
+        """`+38.0 % over Linear placement, held out`, or that it is not faster."""
         return ", ".join(filter(None, (gain_in_words(self.gain, self.deployed), self.scope)))
 
     def to_dict(self) -> dict[str, Any]:
@@ -162,12 +163,12 @@ class Standing:
 
     @property
     def above_bounds(self) -> tuple[str, str]:
-        """The title of the plan's gaps, and the gaps: above the bound of its own placement, and above that of any if its
-        optimiser claims one: an order can be the best of a placement that is far from it."""
+        """The title of the plan's gaps, and the gaps, the most that is left to gain: above the bound of its own placement, and
+        above that of any if its optimiser claims one: an order can be the best of a placement that is far from it."""
         kind = "schedule" if self.span == "step" else "order"
         if self.placement_gap is None:
-            return f"Above the {kind} bound", share(self.gap)
-        return f"Above {kind} · placement bound", f"{share(self.gap)} · {share(self.placement_gap)}"
+            return f"Left to gain by {kind}", share(self.gap)
+        return f"Left to gain by {kind} · placement", f"{share(self.gap)} · {share(self.placement_gap)}"
 
 
 def standing_of(
@@ -247,12 +248,12 @@ def is_loss(gain: float) -> bool:
 
 
 def gain_in_words(gain: float, baseline: str) -> str:
-    """The comparison, in words, of a plan with another one that takes `gain` times as long; within half a percent they are
-    alike."""
+    """The comparison, in words, of a plan with another one that takes `gain` times as long: `+38.0 % over it`; within half a
+    percent they are alike."""
     if gain >= 1 + ALIKE:
-        return f"{ratio(gain)} as fast as {baseline}"
+        return f"{signed(gain - 1)} over {baseline}"
     if is_loss(gain):
-        return f"slower than {baseline}: {ratio(1 / gain)} its time"
+        return f"slower than {baseline}: {signed(gain - 1)}"
     return f"as fast as {baseline}"
 
 

@@ -6,7 +6,7 @@ from math import ceil
 from engine.compare.evidence import SKEW, Balanced, Decision, Evidence, Thresholds, Word
 from engine.compare.held_out import UNKNOWN, Batch
 from engine.compare.judge import is_pass
-from engine.units import digits, ratio, seconds, share, signed, size
+from engine.units import digits, seconds, share, signed, size
 
 Sentence = Callable[[Evidence, Thresholds], str]
 
@@ -74,7 +74,7 @@ def _gain(evidence: Evidence, limits: Thresholds) -> str:
     where = f"{parts} held-out parts" if parts > 1 else f"{evidence.parts[0].part}, held out,"
     says = spread_in_words(evidence.spread, (low, high), limits.confidence)
     judged = f" Judged on {evidence.other_phase}, as nothing held out is of the step's phase." if evidence.other_phase else ""
-    return f"On {where} it is {ratio(1 + evidence.gain)} as fast as what is deployed: {signed(evidence.gain)} ({says}).{judged}"
+    return f"On {where} its gain over what is deployed is {signed(evidence.gain)} ({says}).{judged}"
 
 
 def spread_in_words(parts: tuple[float, float] | None, interval: tuple[float, float], confidence: float) -> str:

@@ -127,6 +127,11 @@ class Measured(NamedTuple):
     words: str
 
 
+OFF = {"datasheet": ("25 %", "47 %"), "silicon": ("5.1 %", "1.9 %"), "deepep": (None, "1.7 %")}
+"""Errors of a GEMM and of an exchange by a source: of the datasheet in the mean, of measured tables in the median, of `deepep`
+across nodes (docs/trust.md)."""
+
+
 def measured(cluster: Cluster, model: MoEModel) -> Measured | None:
     """The measured tables of a model on a cluster; None: none are of both.
 
@@ -144,8 +149,22 @@ def measured(cluster: Cluster, model: MoEModel) -> Measured | None:
         return None
     travel = Travel(unit="node", combine=travel_of("node").combine)
     return Measured(
-        cost, travel, "DeepEP's measured exchanges, 1.7 % off across nodes, and measured kernels; a row a node, bf16 back"
+        cost,
+        travel,
+        f"DeepEP's measured exchanges, {OFF['deepep'][1]} off across nodes, and measured kernels; a row a node, bf16 back",
     )
+
+
+def how_far_off(cost: CostModel) -> str:
+    """A source in a few words, with the error to expect where it is known."""
+    data = to_dict(cost)
+    parts = (data.get("computation", data), data.get("network", data))
+    # A datasheet with shares that somebody typed was held against nothing.
+    asked = [part["source"] if part in ({"source": part["source"]}, to_dict(Datasheet())) else "" for part in parts]
+    gemm, exchange = (OFF.get(source, (None, None))[place] for place, source in enumerate(asked))
+    if gemm is None or exchange is None:
+        return f"{short(data)}; how far off is not known before a launch"
+    return f"{short(data)}, typically {gemm} off for a GEMM and {exchange} for an exchange"
 
 
 def short(cost: dict) -> str:

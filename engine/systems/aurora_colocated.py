@@ -149,7 +149,9 @@ def colocating(problem: Problem, options: AuroraOptions, stop: Stop, report: Rep
             f"best pairs of bundles proven in {proven} of {layers} layers{rows_counted(problem)}; exchanges of experts after "
             "it are a heuristic"
         ),
-        f"paper's method (decoupled), relative to ours{rows_counted(problem)}": Note(papers / ours if ours else 1.0, "×"),
+        f"time by the paper's method (decoupled) / time by ours{rows_counted(problem)}": Note(
+            papers / ours if ours else 1.0, "×"
+        ),
     }
     return ordered.draft(notes, stop(), guard.cut, bound)
 

@@ -245,7 +245,7 @@ def assign_layers(
         proven += needed <= result.bound * (1 + PROVEN_GAP)
     counted = rows_counted(problem)
     said = f"proven optimal in {proven} of {layers} layers (max FFN + 2 · max all-to-all, no start-up times{counted})"
-    notes = {"placement": Note(said), "placement objective": Note(objective, "s")}
+    notes = {"placement": Note(said), "time by which placements were compared": Note(objective, "s")}
     return gpu_of_expert, bound, notes, stop()
 
 
@@ -297,7 +297,9 @@ def compare_with_printed(gpu_of_expert: np.ndarray, problem: Problem, stop: Stop
             seconds = LayerSeconds(problem, layer)
             ours += seconds.afresh(row)
             theirs += seconds.afresh(sorted_assignment(load[layer], speed, held))
-        notes[f"Theorem 5.1's placement, relative to ours{rows_counted(problem)}"] = Note(theirs / ours if ours else 1.0, "×")
+        notes[f"time by Theorem 5.1's placement / time by ours{rows_counted(problem)}"] = Note(
+            theirs / ours if ours else 1.0, "×"
+        )
     if problem.network.gpus > MOST_PRINTED_GPUS:
         return notes
     # Fabric and links work side by side: the slower of the two is the time of an all-to-all.
@@ -309,5 +311,5 @@ def compare_with_printed(gpu_of_expert: np.ndarray, problem: Problem, stop: Stop
     best = sum(max(result.bound for result in results) for results in printed)
     makespan = sum(max(result.objective for result in results) for results in printed)
     about = "" if compared == layers else f" (in {compared} of {layers} layers)"
-    notes[f"Algorithm 1's order, relative to the optimal one{about}"] = Note(makespan / best if best else 1.0, "×")
+    notes[f"time by Algorithm 1's order / time by the best one{about}"] = Note(makespan / best if best else 1.0, "×")
     return notes

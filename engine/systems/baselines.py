@@ -171,7 +171,7 @@ def _in_matched_order(placements: list[Placement], problem: Problem, stop: Stop)
 
 _usual = partial(System, paper="common practice", baseline=True)
 _of_aurora = partial(System, paper="Aurora §8.1", baseline=True)
-_sequence = partial(_of_aurora, options=SequentialOptions, shown_beside=True)
+_sequence = partial(_of_aurora, options=SequentialOptions)
 
 SYSTEMS = (
     _usual(

@@ -157,7 +157,7 @@ def fastest_plan(
         report(begin, f"ordering sends: {mode}", fastest, None)
         least = 0.0 if fastest is None else least_seconds([load.work for load in loads], problem.network, mode)
         if fastest is not None and least > fastest * (1 + TIE):
-            notes[mode] = Note(f"skipped, at least {seconds(least)} (proven)")
+            notes[mode] = Note(f"not made: it takes at least {seconds(least)} (proven), more than another order")
             continue
         give_up = stop if timelines else never
         ordering = partial(_advance, report, begin, half, f"ordering sends: {mode}", fastest, give_up)

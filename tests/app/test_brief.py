@@ -129,10 +129,10 @@ def test_the_difference_of_two_placements() -> None:
 
 def test_times_beside_each_other_name_the_faster_one() -> None:
     fast, slow = (SimpleNamespace(total=total) for total in (1e-3, 1.6e-3))
-    assert charts.against({"a": fast, "b": slow}) == "a takes 1 ms; b takes 1.6× as long"
-    assert charts.against({"b": slow, "a": fast}) == "a takes 1 ms, 1.6× as fast as b"
-    assert charts.against({"a": fast, "b": fast}) == "a takes 1 ms; b takes as long"
-    assert plan_list.gain_in_list(0.737) == "0.737× as fast" and plan_list.gain_in_list(1.38) == "1.38×"
+    assert charts.against({"a": fast, "b": slow}) == "a takes 1 ms, +60.0 % over b"
+    assert charts.against({"b": slow, "a": fast}) == "a takes 1 ms, +60.0 % over b"
+    assert charts.against({"a": fast, "b": fast}) == "a takes 1 ms, as fast as b"
+    assert plan_list.gain_in_list(0.737) == "−26.3 %" and plan_list.gain_in_list(1.38) == "+38.0 %"
     assert compare._points(0.0164, 0.0156) == "+0.0 points"
 
 

@@ -184,8 +184,8 @@ def test_texts_have_the_contrast_of_aa_on_all_that_lies_below_them_and_marks_the
             assert contrast(colour, page) >= TEXT, (token, page)
     assert contrast("#FFFFFF", tokens["primaryColor"]) >= TEXT
     page = tokens["backgroundColor"]
-    assert contrast(tokens["primaryColor"], page) >= TEXT
-    for colour in (theme.TEAL, theme.MARK, theme.SECOND, theme.ink(name == "dark")):
+    assert theme.PAGES[name == "dark"] == tuple(channels(page))
+    for colour in (tokens["primaryColor"], theme.TEAL, theme.MARK, theme.SECOND, theme.ink(name == "dark")):
         assert contrast(colour, page) >= GRAPHICS, colour
 
 
@@ -195,7 +195,14 @@ def test_the_name_on_an_open_popover_of_the_dark_sidebar_is_read():
     hue, lightness, saturation = colorsys.rgb_to_hls(*(part / 255 for part in colour))
     darker = colorsys.hls_to_rgb(hue, lightness - 0.25, saturation)
     name = "#" + "".join(f"{round(255 * part):02x}" for part in darker)
-    assert contrast(name, TOKENS["dark"]["secondaryBackgroundColor"]) >= TEXT
+    assert contrast(name, TOKENS["dark"]["sidebar"]["backgroundColor"]) >= TEXT
+
+
+def test_in_the_dark_the_page_is_no_black_the_sidebar_below_it_and_fields_above():
+    dark = TOKENS["dark"]
+    grounds = dark["sidebar"]["backgroundColor"], dark["backgroundColor"], dark["secondaryBackgroundColor"]
+    below, page, above = map(luminance, grounds)
+    assert below < page < above and page > 0.005
 
 
 @pytest.mark.parametrize("name", TOKENS)
@@ -286,7 +293,7 @@ def test_names_stand_above_their_bars_and_leave_them_the_whole_width():
 @pytest.mark.parametrize(
     ("deployed", "title"),
     [
-        (2, "&lt;b&gt;fast&lt;/b&gt; is 2× as fast as what is deployed"),
+        (2, "&lt;b&gt;fast&lt;/b&gt; takes 1 s, +100.0 % over what is deployed"),
         (1, "No plan beats what is deployed"),
         (None, "&lt;b&gt;fast&lt;/b&gt; is fastest: 1 s"),
     ],

@@ -2,21 +2,24 @@
 
 import io
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 import yaml
 from streamlit.testing.v1 import AppTest
 
+from app import export
 from app.export import PERFETTO, TAKERS, exported, file_name, without_flags
 from engine import store
+from engine.compare.redundancy import project_evenly
 from engine.formats.placements import TARGETS
 from engine.formats.placements.training_step import STEP_TARGETS
 from engine.jobs.runner import State
 from engine.plan import Plan
 from tests.cases.launched import finish, request_of
 from tests.cases.pages import chooser, run, said, visit
-from tests.cases.sessions import wanted
+from tests.cases.sessions import problem_of, wanted
 
 EXPERTS, GPUS = 16, 8
 
@@ -97,6 +100,18 @@ def test_the_files_hold_the_plan(app: AppTest) -> None:
     assert set(with_mtp) == {*layers, model.layers}
 
 
+def test_the_price_of_a_projection_is_that_of_the_step_where_a_serving_step_is_the_goal(app: AppTest, monkeypatch) -> None:
+    problem = problem_of(app)
+    projected = project_evenly(app.plans[0], problem)
+    seconds = {(projected.given.id, "step"): 2.0, (projected.plan.id, "step"): 1.0}
+    timed = {"open_serving": lambda problem: "step", "seconds_for": lambda plan, problem, serving: seconds[plan.id, serving]}
+    monkeypatch.setattr(export, "cached", SimpleNamespace(**timed))
+    shown = []
+    monkeypatch.setattr(export.st, "metric", lambda *figure, **more: shown.append(figure))
+    export._price(projected, problem)
+    assert shown[0] == ("Time per step, simulated", "1 s", "2 s before (−50.0 %)")
+
+
 def test_an_uneven_plan_is_refused_with_the_reason_and_its_even_projection_priced_where_there_is_one(app: AppTest) -> None:
     codes = len(visit(app, "launch").code)
     placement = app.plans[0].placement
@@ -113,7 +128,7 @@ def test_an_uneven_plan_is_refused_with_the_reason_and_its_even_projection_price
     next(toggle for toggle in app.toggle if toggle.label == "Project it to an even plan").set_value(True).run()
     assert not app.exception, app.exception
     figures = {metric.label: metric for metric in app.metric}
-    assert figures["Time, simulated"].delta.endswith("%)") and "before" in figures["Balancedness"].delta
+    assert figures["Time per pass, simulated"].delta.endswith("%)") and "before" in figures["Balancedness"].delta
     assert figures["Slots on every GPU"].value == "3"
     assert f"--ep-num-redundant-experts {3 * GPUS - EXPERTS}" in lines(app)
     assert "even" in button(app).proto.label

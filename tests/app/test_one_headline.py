@@ -94,7 +94,7 @@ def test_every_page_file_and_command_has_the_same_numbers(
     assert [part["part"] for part in answer["parts"]] == ["decode_tue", "decode_wed"], "prefill does not judge a decode step"
     assert told["payback_steps"] == pytest.approx(answer["break_even_steps"]) and told["lowest"] < told["highest"]
     wanted = {
-        "Gain over Linear placement, held out": units.ratio(1 + told["gain"]),
+        "Gain over Linear placement, held out": units.signed(told["gain"]),
         "Simulated time per token": units.seconds(told["seconds"]),
         "Tokens/s per GPU": units.digits(told["tokens_per_second_per_gpu"]),
         "In all": units.digits(told["tokens_per_second"]),
@@ -188,5 +188,7 @@ def test_a_headline_in_words() -> None:
     assert in_sample.payback == "after 20 passes, 20 s" and in_sample.tokens_per_user is None
     held = Standing(**plan, **times, risks=(Risk("a", 1.0, 1.1), Risk("b", 1.0, 1.3)))
     assert held.gain == pytest.approx(1.2) and held.gain_words == "+20.0 % held out (+10.0 % to +30.0 % on 2 recordings)"
-    assert held.against == "1.2× as fast as old, held out"
+    even = Standing(**plan, **times, risks=(Risk("a", 1.0, 1.2), Risk("b", 1.0, 1.2)))
+    assert even.gain_words == "+20.0 % held out (+20.0 % on each of 2 recordings)"
+    assert held.against == "+20.0 % over old, held out"
     assert Standing(**plan, **times, risks=None, recorded=False).gain_words == "+100.0 %"

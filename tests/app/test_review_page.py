@@ -22,7 +22,7 @@ from engine.simulate import simulate
 from engine.store import team, team_list
 from engine.store.database import database
 from engine.store.team_approval import SETTING
-from engine.units import seconds
+from engine.units import seconds, signed
 from engine.webhook import WEBHOOK
 from engine.workload import RoutingTrace
 from tests.cases.launched import finish, request_of
@@ -85,7 +85,7 @@ def test_what_is_said_of_a_plan_alone_and_against_another_is_what_the_simulation
     problem = problem_of(app)
     ours, theirs = simulate(app.plans[1], problem).total, simulate(app.plans[0], problem).total
     figures = metrics(app)
-    assert gain(app) == {"Gain over Linear placement, in sample": f"{theirs / ours:.3g}×"}
+    assert gain(app) == {"Gain over Linear placement, in sample": signed(theirs / ours - 1)}
     assert figures["Simulated pass"] == seconds(ours) and "Nothing was held out" in said(app.markdown)
     assert app.session_state["reviewed"][1] is None and table(app)["State"].tolist() == [["no review"]]
     other = RoutingTrace("shifted *it*", (problem.workload.experts + 3) % 16, 16)
@@ -93,7 +93,7 @@ def test_what_is_said_of_a_plan_alone_and_against_another_is_what_the_simulation
     press(app, "Ask for a decision")
     there = problem.with_workload(other)
     worst = simulate(app.plans[0], there).total / simulate(app.plans[1], there).total
-    assert gain(app) == {"Gain over Linear placement, held out": f"{worst:.3g}×"}
+    assert gain(app) == {"Gain over Linear placement, held out": signed(worst - 1)}
     assert "On shifted *it*" in said(app.markdown)
     assert table(app)["State"].tolist() == [["open"]] and "Shall we run this?" in said(app.text)
 
@@ -101,7 +101,7 @@ def test_what_is_said_of_a_plan_alone_and_against_another_is_what_the_simulation
     assert not app.error
     assert [box.label for box in app.selectbox if box.label in ("Plan", "Compare with")] == ["Plan", "Compare with"]
     figures = table(app).set_index("")
-    assert figures.loc["Time (simulated)", "Second against first"] == f"{ours / theirs:.3g}× as fast"
+    assert figures.loc["Time (simulated)", "Second against first"] == signed(ours / theirs - 1)
     assert list(figures.columns[:2]) == ["ours", "Linear placement"]
     small = Placement(experts=2, experts_of_gpu=(((0,), (1,)),), model_layers=(0,))
     parts = {"name": "a small one", "placement": small, "provenance": Provenance(optimiser="test")}
@@ -159,7 +159,7 @@ def test_the_list_says_what_plans_gain_and_is_searched_also_after_a_reload(app: 
     save(app.run(), "slow one", question="")
     row = table(app).set_index("Plan").loc["slow one"]
     (figure,) = gain(app).values()
-    assert (f"{row['Gain']:.3g}×", row["Compared with"]) == (figure.replace("1.00", "1"), app.plans[1].name)
+    assert (signed(row["Gain"] - 1), row["Compared with"]) == (figure, app.plans[1].name)
     assert not app.multiselect, "all plans are of one cluster and one recording"
 
     assert table(app)["Plan"].tolist() == ["slow one", "fast one"]

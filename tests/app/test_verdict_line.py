@@ -28,7 +28,7 @@ from tests.cases.pages import metrics as metrics_of
 from tests.cases.samples import sample_problem
 from tests.cases.sessions import ANOTHER, JOB, open_recording, plan, problem_of
 
-LINE = ("Simulated pass", "Tokens/s per GPU", "Above the order bound", "Moves")
+LINE = ("Simulated pass", "Tokens/s per GPU", "Left to gain by order", "Moves")
 OVER = "Gain over Linear placement"
 
 
@@ -48,10 +48,10 @@ def test_every_page_shows_the_same_figures_and_they_are_those_of_the_simulation(
     worst = simulate(linear, there).total / simulate(shortest, there).total
     assert not migration(linear.placement, shortest.placement, problem, base.total, own.total).copies
     wanted = {
-        f"{OVER}, held out": units.ratio(worst),
+        f"{OVER}, held out": units.signed(worst - 1),
         "Simulated pass": units.seconds(own.total),
         "Tokens/s per GPU": units.digits(problem.workload.tokens / 8 / own.total),
-        "Above the order bound": units.share(own.order_gap),
+        "Left to gain by order": units.share(own.order_gap),
         "Moves": "nothing",
     }
     assert line(ana) == wanted
@@ -84,19 +84,24 @@ def test_what_is_deployed_is_told_so_and_is_on_top(ana: AppTest) -> None:
     put(ana, in_use=ana.plans[1].id)
     table = ana.dataframe[0].value
     assert table["Plan"].iloc[0] == ana.plans[1].name and table[""].tolist() == ["▸", ""]
-    assert table["Against what is deployed"].iloc[0] == "deployed"
-    assert line(ana)["Deployed now"] == "1×"
+    assert table["Gain over what is deployed, in sample"].iloc[0] == "deployed"
+    assert line(ana)["Deployed now"] == "0.0 %"
 
 
-@pytest.mark.parametrize("gain", ["Against what is deployed", "Gain over Linear placement", None])
+@pytest.mark.parametrize("gain", ["Gain over Linear placement, in sample", "Gain over what is deployed", None])
 def test_a_narrow_window_shows_plan_time_and_gain(gain: str | None) -> None:
     """Streamlit sets the width of all columns together, which neither a long name nor a long title may take: a table has 600
     pixels there."""
-    text = pd.DataFrame({"": ["▸"], "Plan": ["a"], "Time per token, ms (simulated)": ["1"]} | ({gain: ["2×"]} if gain else {}))
+    text = pd.DataFrame(
+        {"": ["▸"], "Plan": ["a"], "Time per token, ms (simulated)": ["1"]} | ({gain: ["+99.0 %"]} if gain else {})
+    )
     first = columns_in_sight(text.assign(**{"Bound, ms": "1"}))
     assert list(first) == list(text.columns)
     assert sum(column["width"] for column in first.values()) <= 560
-    assert [column["label"] for column in first.values()][2:] == ["Time, ms", "Gain"][: len(first) - 2]
+    assert [column["label"] for column in first.values()][2:] == [
+        "Time, ms",
+        "In sample" if gain and "sample" in gain else "Gain",
+    ][: len(first) - 2]
 
 
 def test_a_plan_whose_tokens_travel_otherwise_is_held_against_blocks_that_travel_like_it(ana: AppTest) -> None:
@@ -106,7 +111,7 @@ def test_a_plan_whose_tokens_travel_otherwise_is_held_against_blocks_that_travel
     ana.session_state["plan_jobs"], ana.session_state["plan"] = [ANOTHER, JOB], shared.id
     linear = run(SYSTEMS["linear"], travelling).result.solution
     total, deployed = (simulate(plan, problem).total for plan in (shared, linear))
-    assert line(visit(ana, "timeline"))[f"{OVER}, in sample"] == units.ratio(deployed / total)
+    assert line(visit(ana, "timeline"))[f"{OVER}, in sample"] == units.signed(deployed / total - 1)
 
 
 def test_a_training_step_is_held_against_deepspeed() -> None:
@@ -128,7 +133,7 @@ def test_other_recordings_and_gains_in_words() -> None:
     ):
         assert verdict_line.scope_in_words(replace(plan, risks=risks)).startswith(wanted)
     assert verdict_line.scope_in_words(replace(plan, recorded=False)).startswith("Routing is assumed")
-    words = {1.38: "1.38× as fast as it", 1.004: "as fast as it", 0.996: "as fast as it", 0.5: "slower than it: 2× its time"}
+    words = {1.38: "+38.0 % over it", 1.004: "as fast as it", 0.996: "as fast as it", 0.5: "slower than it: −50.0 %"}
     assert {gain: gain_in_words(gain, "it") for gain in words} == words
 
 
@@ -142,7 +147,7 @@ def test_a_plan_that_was_made_for_another_recording_says_so_and_may_be_what_is_d
         assert "Made for alpha-code; the figures are for what is open now" in said(ana.caption), page
         assert "held out (on shifted)" in said(ana.caption), page
     # Contiguous blocks are the same plan on every recording of a model.
-    assert next(iter(ana.dataframe[0].value.filter(like="Against").iloc[0])) == "deployed"
+    assert next(iter(ana.dataframe[0].value.filter(like="Gain over").iloc[0])) == "deployed"
 
 
 def test_a_loss_elsewhere_and_room_that_placements_leave_are_said_beside_the_gain() -> None:
@@ -156,8 +161,8 @@ def test_a_loss_elsewhere_and_room_that_placements_leave_are_said_beside_the_gai
         verdict_line.show(Standing(**plan, **times, risks=risks, placement_gap=3.0), "simulated")
 
     app = AppTest.from_function(page).run()
-    assert metrics_of(app)["Above order · placement bound"] == "25 % · 300 %"
-    assert app.caption[-1].value.replace("\\", "").endswith("] On prose it is slower than old: 1.2× its time.")
+    assert metrics_of(app)["Left to gain by order · placement"] == "25 % · 300 %"
+    assert app.caption[-1].value.replace("\\", "").endswith("] On prose it is slower than old: −16.7 %.")
 
 
 LAYERS, EXPERTS, GPUS = 8, 16, 8
@@ -219,10 +224,10 @@ def test_an_engines_file_counts_as_deployed_everywhere_until_it_no_longer_fits(a
     assert shown["Time, simulated"] == f"{1e3 * total:.3g} ms"
     table = app.dataframe[0].value.set_index("Plan")
     assert table.loc[FILE, "Copies to move"].startswith("0 ")
-    assert table.loc[FILE, "Against what is deployed"] == "deployed"
+    assert table.loc[FILE, "Gain over what is deployed, in sample"] == "deployed"
     ours = app.plans[1]
-    wanted = f"{total / simulate(ours, problem).total:.3g}×"
-    assert table.loc[ours.name, "Against what is deployed"] == wanted
+    wanted = units.signed(total / simulate(ours, problem).total - 1)
+    assert table.loc[ours.name, "Gain over what is deployed, in sample"] == wanted
     visit(app, "timeline")
     beside = field(app, "Compare with")
     assert app.session_state["in_use"] in beside.value

@@ -40,7 +40,7 @@ def test_the_gain_is_what_the_sample_gains(planned_session: Stored):
 
 def test_the_chart_draws_both_times_and_the_bound():
     figure = gain(2e-3, 1.5e-3, 1.4e-3, "Aurora")
-    assert [bar.x for bar in figure.data] == [(2e-3,), (1.5e-3,)] and "1.33×" in figure.layout.title.text
+    assert [bar.x for bar in figure.data] == [(2e-3,), (1.5e-3,)] and "+33.3 %" in figure.layout.title.text
     assert "1.4 ms" in figure.layout.annotations[0].text and figure.layout.shapes[0].x0 == 1.4e-3
 
 

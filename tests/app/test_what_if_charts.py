@@ -41,7 +41,7 @@ def test_totals_before_and_after() -> None:
         Case("Replanned", None, outlook(0.25)),
     ]
     figure = live.totals(cases, "network 2×")
-    assert figure.layout.title.text == ("Aurora takes 500 ms instead of 1 s; &lt;b&gt;other&lt;/b&gt; takes 2× as long")
+    assert figure.layout.title.text == ("Aurora takes 500 ms instead of 1 s, +100.0 % over &lt;b&gt;other&lt;/b&gt;")
     bars = [trace for trace in figure.data if trace.type == "bar"]
     assert [bar.name for bar in bars] == ["Gate", "Dispatch all-to-all"]
     assert np.allclose(sum(np.array(bar.x) for bar in bars), [1, 0.5, 2, 1, 0.25])
@@ -59,7 +59,7 @@ def test_totals_before_and_after() -> None:
 @pytest.mark.parametrize(
     "after, other, sentence",
     [
-        (None, 1.5, "Aurora takes 1 s; Rival takes 1.5× as long"),
+        (None, 1.5, "Aurora takes 1 s, +50.0 % over Rival"),
         (None, 1.0, "Aurora takes 1 s, as long as Rival"),
         (1.0, None, "Aurora takes 1 s as before"),
     ],

@@ -4,6 +4,7 @@ import io
 import json
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -236,6 +237,8 @@ def test_a_recording_that_fits_no_model_and_several_in_a_table(app: AppTest) -> 
 def test_the_phase_where_it_is_known(phase: list[int] | None, said: str) -> None:
     trace = RoutingTrace("t", np.zeros((2, 1, 1), np.int16), 1, phase=phase and np.array(phase, np.int8))
     assert workload._phase(trace) == said
+    named = replace(trace, name="decode_in2000", phase=None)
+    assert workload._phase(named) == "decode", "as plans are judged"
 
 
 def test_a_click_opens_a_recording_with_its_model_and_another_removes_one(own_data_folder: Path, empty_session: None) -> None:

@@ -305,7 +305,7 @@ def test_the_knee_where_nothing_is_noise(gains, slots, rule):
             (0, 1, 1),
             4,
             "noise",
-            "the most that any number of spare slots brings may as well be nothing (+8.0 % with 8 slots, 95 % interval -2.0 % "
+            "the most that any number of spare slots brings may as well be nothing (+8.0 % with 8 slots, 95 % interval −2.0 % "
             "to +18.0 %)",
         ),
         (  # nine tenths of 20 % are 4 % more than 14 %; that the noise of the two is of opposite sign leaves open

@@ -369,7 +369,7 @@ def test_the_best_order_is_two_tier_only_where_gpus_can_relay():
         assert ("two-tier" in modes_of("best", problem)) == tried
     slow = replace(two_nodes(1e8), cluster=two_nodes(1e8).cluster.model_copy(update={"latency": 1.0}))
     outcome = outcome_of("aurora", slow)
-    assert "skipped, at least" in outcome.notes["two-tier order"].value
+    assert "not made: it takes at least" in outcome.notes["two-tier order"].value
     assert outcome.result.solution.send_order.mode == "concurrent"
 
 

@@ -105,8 +105,8 @@ UNTOLD = "How long a plan like this serves cannot be told:"
 @pytest.mark.parametrize(
     ("case", "sentence"),
     [
-        ({"parts": (part(0.2),)}, "On b, held out, it is 1.2× as fast as what is deployed: +20.0 %"),
-        ({"parts": (part(0.2),) * 2}, "On 2 held-out parts it is 1.2× as fast as what is deployed: +20.0 %"),
+        ({"parts": (part(0.2),)}, "On b, held out, its gain over what is deployed is +20.0 %"),
+        ({"parts": (part(0.2),) * 2}, "On 2 held-out parts its gain over what is deployed is +20.0 %"),
         # 1000 tokens are 5 for an expert, so 25 for each are 5000.
         ({"tokens_per_expert": 5.0}, "Record at least 5,000 tokens"),
         ({"tokens_per_expert": 1e-3}, "or give the counts if these are shares."),

@@ -149,7 +149,7 @@ def _smaller(whole: Attempt, small: Attempt) -> Iterator[Check]:
     changed, stay = [], ["experts", "routing"]
     if small.kept:
         changed.append(
-            f"{len(small.kept)} of {whole.instructions.model.layers} layers ({ranges_in_words(small.kept)}; counted anew from 0)"
+            f"{len(small.kept)} of {whole.instructions.model.layers} layers ({ranges_in_words(small.kept)}; counted from 0)"
         )
     else:
         stay.insert(0, "layers")
