@@ -135,7 +135,7 @@ def random_colocation(problem: Problem, options: RandomColocationOptions, stop: 
         if turn == 0 and options.gpus == "in order":
             rows = [linear_assignment(experts, taken)] * len(layers)
         placements.append(to_placement(np.array(rows), model_problem))
-    return _in_order(placements, problem, stop)
+    return in_order(placements, problem, stop)
 
 
 class PackingOptions(Options):
@@ -175,18 +175,18 @@ def same_model_packing(problem: Problem, options: PackingOptions, stop: Stop, re
         placements.append(to_placement(np.array(rows), model_problem))
         starts.append(tuple(mine[np.arange(gpus) * len(mine) // gpus].tolist()))
     moved = replace(problem, token_gpus=starts[0], second=replace(problem.second, token_gpus=starts[1]))
-    draft = _in_order(placements, moved, stop, options.order, options.seed)
+    draft = in_order(placements, moved, stop, options.order, options.seed)
     return replace(draft, token_gpus=starts[0], token_gpus_b=starts[1])
 
 
-def _in_order(placements: list[Placement], problem: Problem, stop: Stop, mode: str = "matched", seed: int = 0) -> Draft:
-    """mode: "matched", or that of a system that sends to one peer after another"""
+def in_order(placements: list[Placement], problem: Problem, stop: Stop, mode: str = "matched", seed: int = 0) -> Draft:
+    """The draft of these placements of each model. mode: "matched", or of the sends one after another: "sjf", "rcs" """
+    sides = [problem] if problem.second is None else [problem, problem.second]
     problem.check_memory(*placements)
-    sides = zip((problem, problem.second), placements, strict=True)
-    loads = tuple(Load(side, placement, problem.travel) for side, placement in sides)
+    loads = tuple(Load(side, placement, problem.travel) for side, placement in zip(sides, placements, strict=True))
     orders = [phased_order(load, mode, stop) if mode == "matched" else one_by_one(load, _KERNELS[mode](seed)) for load in loads]
-    two = {"placement_b": placements[1], "send_order_b": orders[1], "loads": loads}
-    return Draft(placements[0], orders[0], cancelled=stop(), **two)
+    two = {} if len(sides) == 1 else {"placement_b": placements[1], "send_order_b": orders[1]}
+    return Draft(placements[0], orders[0], cancelled=stop(), loads=loads, **two)
 
 
 _usual = partial(System, paper="common practice", baseline=True)

@@ -9,7 +9,7 @@ from engine.result import never
 from engine.systems.base import silent
 from tests import everything
 
-SLOW = ()
+SLOW = tuple(("aurora", f"Figure {number}") for number in ("11c", "11d", "12", "14"))
 """(paper, number) of those that take seconds; they are computed where everything is."""
 
 
