@@ -66,7 +66,8 @@ def test_orders_are_compared_on_one_placement_and_aurora_communicates_least():
 def test_lina_leaves_each_model_its_half():
     problem = colocated.together(*(layer_of(trace, 0) for trace in TWO), EQUAL)
     seconds, _ = colocated.lina(problem, {})
-    assert max(seconds) == pytest.approx(run(SYSTEMS["packing"], problem).result.objective)
+    both = run(SYSTEMS["packing"], problem).result.objective
+    assert both * 0.999 < max(seconds) <= both  # the models compute on one clock, though on GPUs of their own
 
 
 def test_the_best_matching_is_proven_and_below_all_others():

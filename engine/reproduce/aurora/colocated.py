@@ -3,7 +3,7 @@ utilisation, and the distance of the decoupled matching from the best one."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Literal
 
 import numpy as np
@@ -124,24 +124,29 @@ def over_aurora_followed(
     return times
 
 
+def _times(cases: Iterable[tuple[RoutingTrace, RoutingTrace]], cluster: str, options: Mapping[str, Value]) -> list[float]:
+    return over_aurora(cases, cluster, options)[0]
+
+
 def _against_lina(cluster: str, stop: Stop) -> Exhibit:
     every = measured(cluster)
     gains = [bar.seconds[f"Lina, {model}"] / bar.seconds["Aurora"] for bar in every for model in PRESETS]
-    in_turn = [sum(bar.seconds[f"Lina, {model}"] for model in PRESETS) / bar.seconds["Aurora"] for bar in every]
     recorded = [(first, second) for _, _, first, second in pairs()]
-    tried = [f"one model after the other {spoken(in_turn)}"]
-    for name, options in OTHERWISE[cluster].items():
-        if stop():
-            break
-        tried.append(f"{name} {spoken(over_aurora(recorded, cluster, options)[0])}")
     fewer = [(first, second.spread(second.tokens // 4)) for first, second in recorded]
-    tried.append(f"a quarter of the tokens for B/32 {spoken(over_aurora(fewer, cluster, {})[0])}")
     skewed = [(drawn(EXPONENT, seed), drawn(EXPONENT, seed + 100)) for seed in range(len(recorded))]
     heat = np.mean([hottest(trace) for pair in skewed for trace in pair])
-    tried.append(f"drawn traffic with a hottest expert of {heat:.1f} × the mean {spoken(over_aurora(skewed, cluster, {})[0])}")
-    for name, order in (("tokens that go with their experts", "matched"), ("such tokens, sends in SJF's order", "sjf")):
-        tried.append(f"{name} {spoken(over_aurora_followed(recorded, cluster, order))}")
-    tried.append(f"the last on the drawn traffic {spoken(over_aurora_followed(skewed, cluster, 'sjf'))}")
+    ways = {
+        "one model after the other": lambda: [
+            sum(bar.seconds[f"Lina, {model}"] for model in PRESETS) / bar.seconds["Aurora"] for bar in every
+        ],
+        **{name: partial(_times, recorded, cluster, options) for name, options in OTHERWISE[cluster].items()},
+        "a quarter of the tokens for B/32": partial(_times, fewer, cluster, {}),
+        f"drawn traffic with a hottest expert of {heat:.1f} × the mean": partial(_times, skewed, cluster, {}),
+        "tokens that go with their experts": partial(over_aurora_followed, recorded, cluster, "matched"),
+        "such tokens, sends in SJF's order": partial(over_aurora_followed, recorded, cluster, "sjf"),
+        "the last on the drawn traffic": partial(over_aurora_followed, skewed, cluster, "sjf"),
+    }
+    tried = [f"{name} {spoken(find())}" for name, find in ways.items() if not stop()]
     claim = Claim(
         quantity="time of a model under Lina's packing over Aurora's of both, lowest and highest",
         published=LINA[cluster],
@@ -255,15 +260,15 @@ ENTRIES = (
         "Figure 11c",
         "§8.2, Q1",
         "two models on equal GPUs",
-        lambda stop: _against_lina(EQUAL, stop),
-        openings(EQUAL, _SYSTEMS, True),
+        partial(_against_lina, EQUAL),
+        openings(EQUAL, _SYSTEMS, True) + openings(EQUAL, ("packing",), True, {"order": "sjf"}),
     ),
     Entry(
         "Figure 11d",
         "§8.2, Q1",
         "two models on mixed GPUs",
-        lambda stop: _against_lina(MIXED, stop),
-        openings(MIXED, _SYSTEMS, True),
+        partial(_against_lina, MIXED),
+        openings(MIXED, _SYSTEMS, True) + openings(MIXED, ("packing",), True, {"gpus": "random", "order": "sjf"}),
     ),
     Entry(
         "Figure 12",

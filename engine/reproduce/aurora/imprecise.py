@@ -168,6 +168,8 @@ ENTRIES = (
         "§8.2, Q4",
         "speedup on traffic other than planned for",
         _figure_14,
-        openings(MIXED, ("aurora", "rga")) + openings(MIXED, ("aurora", "rec"), two=True),
+        openings(MIXED, ("aurora", "rga"))
+        + openings(MIXED, ("aurora",), True)
+        + openings(MIXED, ("rec",), True, BASELINES[2][1]),
     ),
 )

@@ -6,9 +6,9 @@ that it learnt. Of a token its first choice counts, as LIMoE has one; neighbouri
 eight; and every second layer is taken, which leaves four. A bar of the figures is one layer.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ from engine.costs import CostModel, Datasheet
 from engine.formats import read_workload
 from engine.problem import Problem, make_problem
 from engine.reproduce.exhibits import Opening
+from engine.systems.options import Value
 from engine.workload import RoutingTrace, Workload
 
 SAMPLES = Path(__file__).parents[3] / "sample_traces" / "tiny-moe"
@@ -101,20 +102,27 @@ def bar_name(model: str, layer: int) -> str:
     return f"{model} layer {layer + 1}"
 
 
-def openings(cluster: str, systems: tuple[str, ...], two: bool = False) -> tuple[Opening, ...]:
-    """The four layers of each data set, to be opened and planned by each of these systems."""
-
-    def problem_of(dataset: str, model: str) -> Callable[[], Problem]:
-        if two:
-            return lambda: together(*(recording(dataset, each) for each in PRESETS), cluster)
-        return lambda: alone(recording(dataset, model), cluster, model)
-
-    served = [(dataset, model) for dataset in DATASETS for model in (("B/16",) if two else PRESETS)]
+def openings(
+    cluster: str, systems: tuple[str, ...], two: bool = False, options: dict[str, Value] | None = None
+) -> tuple[Opening, ...]:
+    """The four layers of each data set, of each model or of both, to be opened and planned by each of these systems."""
+    served = [(dataset, models) for dataset in DATASETS for models in ([tuple(PRESETS)] if two else zip(PRESETS))]
+    said = "".join(f", {name} {value}" for name, value in (options or {}).items())
     return tuple(
-        Opening(f"{'B/16 and B/32' if two else model} on {dataset}, {cluster}: {system}", problem_of(dataset, model), system)
-        for dataset, model in served
+        Opening(
+            f"{' and '.join(models)} on {dataset}, {cluster}: {system}{said}",
+            partial(_opened, dataset, models, cluster),
+            system,
+            options or {},
+        )
+        for dataset, models in served
         for system in systems
     )
+
+
+def _opened(dataset: str, models: tuple[str, ...], cluster: str) -> Problem:
+    traces = [recording(dataset, model) for model in models]
+    return together(*traces, cluster) if len(models) == 2 else alone(traces[0], cluster, models[0])
 
 
 def span(values: list[float]) -> tuple[float, float]:
