@@ -34,6 +34,15 @@ EXPONENT = 0.6
 DRAWN = 4
 BASELINES = {1: ("rga", {}), 2: ("rec", {"gpus": "random"})}
 NAMES = {1: "RGA, one model", 2: "RGA + REC, two models"}
+_CHART = Chart(
+    kind="lines",
+    x="imprecision",
+    y="speedup",
+    series="traffic",
+    facet="baseline",
+    x_title="part of the traffic that is other layers'",
+    y_title="speedup over random GPUs",
+)
 
 
 def level_of(layers: int) -> float:
@@ -150,16 +159,7 @@ def _figure_14(stop: Stop) -> Exhibit:
                 f"layers' popular experts are the same they lose at most {100 * max(lost_agreed):.1f} %",
             )
         )
-    chart = Chart(
-        kind="lines",
-        x="imprecision",
-        y="speedup",
-        series="traffic",
-        facet="baseline",
-        x_title="part of the traffic that is other layers'",
-        y_title="speedup over random GPUs",
-    )
-    return Exhibit(claims=tuple(claims), rows=tuple(rows), chart=chart, note=NOTE)
+    return Exhibit(claims=tuple(claims), rows=tuple(rows), chart=_CHART, note=NOTE)
 
 
 ENTRIES = (
