@@ -9,7 +9,7 @@ from typing import Any
 
 FILES = {
     # One a line, with the names of its systems.
-    "aurora": ("aurora", "aurora-printed", "rec", "packing"),
+    "aurora": ("aurora", "aurora-printed", "aurora-sorted", "aurora-decoupled", "rec", "packing"),
     "exflow": ("exflow",),
     "lina": ("lina",),
     "eplb": ("eplb",),

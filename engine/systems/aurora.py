@@ -9,10 +9,10 @@ from functools import partial
 from engine.goal import Goal
 from engine.problem import Problem
 from engine.result import Stop
-from engine.systems.aurora_colocated import colocating
+from engine.systems.aurora_colocated import DecoupledOptions, PrintedOptions, colocating, decoupled_matching, sorted_pairs
 from engine.systems.aurora_exclusive import AuroraOptions, exclusive, exclusive_printed
 from engine.systems.base import Draft, Report, System
-from engine.systems.baselines import RandomColocationOptions, random_colocation, same_model_packing
+from engine.systems.baselines import PackingOptions, RandomColocationOptions, random_colocation, same_model_packing
 
 
 def aurora(problem: Problem, options: AuroraOptions, stop: Stop, report: Report) -> Draft:
@@ -21,7 +21,8 @@ def aurora(problem: Problem, options: AuroraOptions, stop: Stop, report: Report)
     return scenario(problem, options, stop, report)
 
 
-_of_two = partial(System, baseline=True, goals=(Goal.TWO_MODELS,), preselected=True, shown_beside=True)
+_two = partial(System, goals=(Goal.TWO_MODELS,))
+_of_two = partial(_two, baseline=True, preselected=True, shown_beside=True)
 
 SYSTEMS = (
     System(
@@ -42,6 +43,22 @@ SYSTEMS = (
         paper="Aurora Algorithm 1, Theorem 5.1",
         recipe=exclusive_printed,
     ),
+    _two(
+        name="aurora-sorted",
+        title="Sorted colocation",
+        summary="the paper's rule for equal GPUs: the most popular experts of one model beside the least popular of the other",
+        paper="Aurora Theorem 6.2",
+        recipe=sorted_pairs,
+        options=PrintedOptions,
+    ),
+    _two(
+        name="aurora-decoupled",
+        title="Decoupled colocation",
+        summary="the paper's method for mixed GPUs: experts are paired without a look at the GPUs, then each pair gets a GPU",
+        paper="Aurora §6.2 (Case II), §7.2",
+        recipe=decoupled_matching,
+        options=DecoupledOptions,
+    ),
     _of_two(
         name="rec",
         title="Random colocation (REC)",
@@ -56,5 +73,6 @@ SYSTEMS = (
         summary="each model alone on every second GPU, tokens included, its most popular experts beside its least popular",
         paper="Aurora §8.1, Lina §4.2",
         recipe=same_model_packing,
+        options=PackingOptions,
     ),
 )

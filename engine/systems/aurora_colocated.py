@@ -7,16 +7,18 @@ both models is table 2 of Aurora walked once, with every all-to-all fitted to th
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
+from pydantic import Field
 
 from engine.communication.joint_order import JointOrder
 from engine.errors import InputError
 from engine.network import Network
 from engine.placement.assignment import AssignmentInstance, assign
 from engine.placement.colocation.heterogeneous import colocate_heterogeneous, decoupled
-from engine.placement.colocation.pairs import ModelTables, cycle_bound, pair_weight
+from engine.placement.colocation.pairs import ModelTables, cycle_bound, pair_weight, sorted_colocation
 from engine.placement.exchange_search import exchange_search
 from engine.placement.grouped_assignment import assign_groups
 from engine.plan import Placement, Plan, Schedule, SendOrder
@@ -24,15 +26,38 @@ from engine.problem import MEMORY_SHARE, Problem
 from engine.result import Advance, Limits, Provenance, Stop, unwatched
 from engine.simulate.colocated import ExpertSeconds, layer_weight
 from engine.simulate.work import Load, Work
-from engine.systems.aurora_exclusive import EXCHANGES_PER_EXPERT, AuroraOptions, fixed_compute, instance_of_layer
+from engine.systems.aurora_exclusive import EXCHANGES_PER_EXPERT, AuroraOptions, PlacementTime, fixed_compute, instance_of_layer
 from engine.systems.base import Draft, Note, Notes, Report
-from engine.systems.pieces import Ordered, fastest_plan, phased_order, rows_counted, slots_of_gpu, spread_evenly, to_placement
+from engine.systems.options import Options, Seed
+from engine.systems.pieces import (
+    Ordered,
+    fastest_plan,
+    linear_placement,
+    phased_order,
+    rows_counted,
+    slots_of_gpu,
+    spread_evenly,
+    to_placement,
+)
 
 LARGEST, MOST_PAIRS = 128, 250_000
 """GPUs for which a joint order is made, at most: its linear programs have a variable for every pair. And pairs of GPUs in all
 layers together up to which `best` tries one: 64 GPUs and 61 layers, some 40 seconds."""
 
 DISPATCH_A, DISPATCH_B, COMBINE_A, COMBINE_B = range(4)
+
+
+class PrintedOptions(Options):
+    order: Literal["best", "matched", "joint", "concurrent"] = Field(
+        "best",
+        title="Send order",
+        description="when bytes move; joint: those of both models in one schedule; best: the fastest",
+    )
+
+
+class DecoupledOptions(PrintedOptions):
+    time_limit: PlacementTime = 20.0
+    seed: Seed = 0
 
 
 def joint_orders(loads: Sequence[Load], stop: Stop, advance: Advance = unwatched) -> tuple[SendOrder, SendOrder]:
@@ -156,6 +181,34 @@ def colocating(problem: Problem, options: AuroraOptions, stop: Stop, report: Rep
     return ordered.draft(notes, stop(), guard.cut, bound)
 
 
+def sorted_pairs(problem: Problem, options: PrintedOptions, stop: Stop, report: Report) -> Draft:
+    """Theorem 6.2's pairs: the experts of a in blocks, and with the most popular of them the least popular of b."""
+    first = linear_placement(problem).gpu_of_expert
+    second = np.zeros_like(first)
+    tokens = [side.demand.sum(axis=1) for side in (problem, problem.second)]
+    for layer, loads in enumerate(zip(*tokens, strict=True)):
+        second[layer, sorted_colocation(*loads)] = first[layer]
+    return _ordered((first, second), problem, options, stop, report)
+
+
+def decoupled_matching(problem: Problem, options: DecoupledOptions, stop: Stop, report: Report) -> Draft:
+    """§7.2's placement: first the pairs, by bytes, then a GPU for each pair, by seconds; both exact bottleneck matchings."""
+    slots, layers, guard = shared_slots((problem, problem.second), "even"), problem.workload.layers, options.guard(stop)
+    rows = np.zeros((2, layers, problem.workload.num_experts), dtype=np.int64)
+    for layer, sides in enumerate(sides_of_layers(problem)):
+        bundles, cost, weight = matching_tables(sides, slots, options, layers, guard.part(layers - layer))
+        rows[:, layer] = _on_gpus(decoupled(cost, weight), bundles)
+    return replace(_ordered(rows, problem, options, stop, report), limited=guard.cut)
+
+
+def _ordered(rows: Sequence[np.ndarray], problem: Problem, options: PrintedOptions, stop: Stop, report: Report) -> Draft:
+    """These placements of a and of b, int64[layer, expert] each, in an order as Aurora's."""
+    sides = problem, problem.second
+    placements = [to_placement(own, side) for own, side in zip(rows, sides, strict=True)]
+    problem.check_memory(*placements)
+    return best_orders(placements, problem, options.order, stop, report).draft({}, stop())
+
+
 def best_orders(placements: list[Placement], problem: Problem, mode: str, stop: Stop, report: Report) -> Ordered:
     """The best send orders of both models, or those of the mode that is wanted."""
     sides = zip((problem, problem.second), placements, strict=True)
@@ -254,11 +307,12 @@ def sides_of_layers(problem: Problem) -> list[list[Side]]:
     return [list(sides) for sides in zip(*models, strict=True)]
 
 
-def _match(
-    sides: list[Side], slots: list[np.ndarray], options: AuroraOptions, layers: int, stop: Stop
-) -> tuple[list[np.ndarray], list[np.ndarray], bool]:
-    """Bundles of experts matched to GPUs: (ours, the paper's) as [int64[expert] of a, of b], and True if ours is proven."""
-    quarter = Limits(options.time_limit / layers / 4, wall=math.inf, seed=options.seed)
+def matching_tables(
+    sides: list[Side], slots: list[np.ndarray], options: AuroraOptions | DecoupledOptions, layers: int, stop: Stop
+) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
+    """Bundles of experts (int64[expert] of a, of b), seconds of two of them on a GPU, float64[gpu, bundle of a, bundle of b],
+    and the bytes by which the paper pairs them, float64[bundle of a, bundle of b]."""
+    quarter = _quarter(options, layers)
     bundles = []
     for side, taken in zip(sides, slots, strict=True):
         if side.instance.experts == len(taken) and np.all(taken == 1):
@@ -267,14 +321,27 @@ def _match(
             even = bool(np.all(taken == taken[0])) and taken.sum() == side.instance.experts
             bundles.append(assign_groups(side.instance, quarter, stop, slots=taken, exact_slots=even).solution)
     a, b = (side.bundled(bundle) for side, bundle in zip(sides, bundles, strict=True))
-    cost = layer_weight(a, b)
     # The paper's pairs know no GPU: the bytes of a bundle are taken at the mean over all GPUs.
     weight = pair_weight(a.send.mean(axis=0), a.receive.mean(axis=0), b.send.mean(axis=0), b.receive.mean(axis=0))
-    result = colocate_heterogeneous(cost, quarter, stop)
-    ours, paper = (
-        [np.argsort(chosen[:, model])[bundle] for model, bundle in enumerate(bundles)]
-        for chosen in (result.solution, decoupled(cost, weight))
-    )
+    return bundles, layer_weight(a, b), weight
+
+
+def _quarter(options: AuroraOptions | DecoupledOptions, layers: int) -> Limits:
+    return Limits(options.time_limit / layers / 4, wall=math.inf, seed=options.seed)
+
+
+def _on_gpus(chosen: np.ndarray, bundles: list[np.ndarray]) -> list[np.ndarray]:
+    """int64[expert] of a and of b: the GPU of each. chosen: int64[gpu, 2], the bundles on every GPU"""
+    return [np.argsort(chosen[:, model])[bundle] for model, bundle in enumerate(bundles)]
+
+
+def _match(
+    sides: list[Side], slots: list[np.ndarray], options: AuroraOptions, layers: int, stop: Stop
+) -> tuple[list[np.ndarray], list[np.ndarray], bool]:
+    """Bundles of experts matched to GPUs: (ours, the paper's) as [int64[expert] of a, of b], and True if ours is proven."""
+    bundles, cost, weight = matching_tables(sides, slots, options, layers, stop)
+    result = colocate_heterogeneous(cost, _quarter(options, layers), stop)
+    ours, paper = (_on_gpus(chosen, bundles) for chosen in (result.solution, decoupled(cost, weight)))
     return ours, paper, result.status.value == "OPTIMAL"
 
 

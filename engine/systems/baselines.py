@@ -68,12 +68,12 @@ def random(problem: Problem, options: RandomPlacementOptions, stop: Stop, report
 
 def rcs(problem: Problem, options: SequentialOptions, stop: Stop, report: Report) -> Draft:
     """Random communication scheduling."""
-    return _sequential(problem, options, stop, report, lambda matrix, step: random_order(matrix, options.seed + step))
+    return _sequential(problem, options, stop, report, _KERNELS["rcs"](options.seed))
 
 
 def sjf(problem: Problem, options: SequentialOptions, stop: Stop, report: Report) -> Draft:
     """Shortest job first."""
-    return _sequential(problem, options, stop, report, lambda matrix, step: shortest_first(matrix))
+    return _sequential(problem, options, stop, report, _KERNELS["sjf"](options.seed))
 
 
 def rga(problem: Problem, options: SeedOptions, stop: Stop, report: Report) -> Draft:
@@ -90,10 +90,22 @@ def random_placement(problem: Problem, seed: int, kind: str = "even") -> Placeme
     return to_placement(np.array(rows), problem)
 
 
-def _sequential(
-    problem: Problem, options: SequentialOptions, stop: Stop, report: Report, schedule: Callable[[np.ndarray, int], Schedule]
-) -> Draft:
-    """schedule: of the bytes float64[src, dst] of an all-to-all, and its place among those of a pass."""
+Turns = Callable[[np.ndarray, int], Schedule]
+"""From the bytes float64[src, dst] of an all-to-all, and its place among those of a pass, to its sends one after another."""
+_KERNELS: dict[str, Callable[[int], Turns]] = {
+    "rcs": lambda seed: lambda matrix, step: random_order(matrix, seed + step),
+    "sjf": lambda seed: lambda matrix, step: shortest_first(matrix),
+}
+
+
+def one_by_one(load: Load, schedule: Turns) -> SendOrder:
+    """The order in which every GPU sends to one peer after another."""
+    dispatch = tuple(schedule(matrix, 2 * layer) for layer, matrix in enumerate(load.work.dispatch))
+    combine = tuple(schedule(matrix, 2 * layer + 1) for layer, matrix in enumerate(load.work.combine))
+    return SendOrder(mode="sequential", dispatch=dispatch, combine=combine)
+
+
+def _sequential(problem: Problem, options: SequentialOptions, stop: Stop, report: Report, schedule: Turns) -> Draft:
     guard = options.guard(stop)
     if options.placement == "aurora":
         gpu_of_expert, *_ = assign_layers(problem, options.slots, options.time_limit, options.seed, guard, report)
@@ -101,10 +113,7 @@ def _sequential(
     else:
         placement = linear_placement(problem, options.slots)
     load = Load(problem, placement, problem.travel)
-    dispatch = tuple(schedule(matrix, 2 * layer) for layer, matrix in enumerate(load.work.dispatch))
-    combine = tuple(schedule(matrix, 2 * layer + 1) for layer, matrix in enumerate(load.work.combine))
-    order = SendOrder(mode="sequential", dispatch=dispatch, combine=combine)
-    return Draft(placement, order, cancelled=stop(), limited=guard.cut, loads=(load,))
+    return Draft(placement, one_by_one(load, schedule), cancelled=stop(), limited=guard.cut, loads=(load,))
 
 
 class RandomColocationOptions(Options):
@@ -126,18 +135,28 @@ def random_colocation(problem: Problem, options: RandomColocationOptions, stop: 
         if turn == 0 and options.gpus == "in order":
             rows = [linear_assignment(experts, taken)] * len(layers)
         placements.append(to_placement(np.array(rows), model_problem))
-    return _in_matched_order(placements, problem, stop)
+    return in_order(placements, problem, stop)
 
 
-def same_model_packing(problem: Problem, options: Options, stop: Stop, report: Report) -> Draft:
+class PackingOptions(Options):
+    gpus: Literal["in order", "random"] = Field(
+        "in order", title="GPUs", description="every second GPU for each model, or those that the seed draws"
+    )
+    order: Literal["matched", "sjf", "rcs"] = Field(
+        "matched", title="Send order", description="Aurora's, shortest job first (sjf), or random (rcs)"
+    )
+    seed: Seed = 0
+
+
+def same_model_packing(problem: Problem, options: PackingOptions, stop: Stop, report: Report) -> Draft:
     """Lina's packing as Aurora §8.1 compares it: a GPU takes experts of one model only, the most popular with the least; each
-    model and its tokens are alone on every second GPU: none of its bytes cross to the other's GPUs."""
+    model and its tokens are alone on half of the GPUs: none of its bytes cross to the other's GPUs."""
     gpus = len(problem.cluster.gpus)
     if gpus < 2:
         raise InputError("packing each model on GPUs of its own needs at least 2 GPUs")
+    ranked = np.arange(gpus) if options.gpus == "in order" else np.random.default_rng(options.seed).permutation(gpus)
     placements, starts = [], []
-    for model_problem, first in ((problem, 0), (problem.second, 1)):
-        mine = np.arange(gpus)[first::2]
+    for model_problem, mine in ((problem, ranked[0::2]), (problem.second, ranked[1::2])):
         experts = model_problem.workload.num_experts
         each = -(-experts // len(mine))
         fits = model_problem.expert_slots_of_gpu()[mine]
@@ -156,17 +175,18 @@ def same_model_packing(problem: Problem, options: Options, stop: Stop, report: R
         placements.append(to_placement(np.array(rows), model_problem))
         starts.append(tuple(mine[np.arange(gpus) * len(mine) // gpus].tolist()))
     moved = replace(problem, token_gpus=starts[0], second=replace(problem.second, token_gpus=starts[1]))
-    draft = _in_matched_order(placements, moved, stop)
+    draft = in_order(placements, moved, stop, options.order, options.seed)
     return replace(draft, token_gpus=starts[0], token_gpus_b=starts[1])
 
 
-def _in_matched_order(placements: list[Placement], problem: Problem, stop: Stop) -> Draft:
+def in_order(placements: list[Placement], problem: Problem, stop: Stop, mode: str = "matched", seed: int = 0) -> Draft:
+    """The draft of these placements of each model. mode: "matched", or of the sends one after another: "sjf", "rcs" """
+    sides = [problem] if problem.second is None else [problem, problem.second]
     problem.check_memory(*placements)
-    sides = zip((problem, problem.second), placements, strict=True)
-    loads = tuple(Load(side, placement, problem.travel) for side, placement in sides)
-    orders = [phased_order(load, "matched", stop) for load in loads]
-    two = {"placement_b": placements[1], "send_order_b": orders[1], "loads": loads}
-    return Draft(placements[0], orders[0], cancelled=stop(), **two)
+    loads = tuple(Load(side, placement, problem.travel) for side, placement in zip(sides, placements, strict=True))
+    orders = [phased_order(load, mode, stop) if mode == "matched" else one_by_one(load, _KERNELS[mode](seed)) for load in loads]
+    two = {} if len(sides) == 1 else {"placement_b": placements[1], "send_order_b": orders[1]}
+    return Draft(placements[0], orders[0], cancelled=stop(), loads=loads, **two)
 
 
 _usual = partial(System, paper="common practice", baseline=True)

@@ -9,7 +9,12 @@ from engine.result import never
 from engine.systems.base import silent
 from tests import everything
 
-SLOW = {"exflow": (6, 10, 12, 13, "III"), "lancet": (6, 11, 12, 13, 15, 16), "pipemoe": ("VI", "VII")}
+SLOW = {
+    "aurora": ("11c", "11d", 12, 14),
+    "exflow": (6, 10, 12, 13, "III"),
+    "lancet": (6, 11, 12, 13, 15, 16),
+    "pipemoe": ("VI", "VII"),
+}
 """Numbers of the figures and tables of a paper that take seconds; they are computed where everything is."""
 
 

@@ -339,3 +339,39 @@ def test_the_default_leaves_a_joint_order_out_where_it_would_take_minutes(gpus, 
     if gpus > 128:
         with pytest.raises(InputError, match="128 GPUs at most"):
             joint_orders([Load(problem, linear_placement(problem))], never)
+
+
+def test_sorted_colocation_puts_the_popular_beside_the_unpopular():
+    problem = pair_of_samples(8)
+    plan = run(SYSTEMS["aurora-sorted"], problem).result.solution
+    refuse_broken(plan, problem)
+    for layer in range(problem.workload.layers):
+        rank_of_gpu = [
+            np.argsort(np.argsort(sign * side.workload.load[layer], kind="stable"))[np.argsort(placement.gpu_of_expert[layer])]
+            for sign, side, placement in ((1, problem, plan.placement), (-1, problem.second, plan.placement_b))
+        ]
+        assert np.array_equal(*rank_of_gpu)
+
+
+def test_decoupled_colocation_has_the_best_pairs_and_then_the_best_gpus_for_these():
+    problem = pair_of_samples(4, 4)
+    plan = run(SYSTEMS["aurora-decoupled"], problem).result.solution
+    refuse_broken(plan, problem)
+    everyone, options = np.arange(4), aurora_colocated.DecoupledOptions()
+    for layer, sides in enumerate(sides_of_layers(problem)):
+        slots = aurora_colocated.shared_slots((problem, problem.second), "even")
+        bundles, cost, weight = aurora_colocated.matching_tables(sides, slots, options, problem.workload.layers, never)
+        placements = plan.placement, plan.placement_b
+        a, b = (own[np.argsort(each.gpu_of_expert[layer])] for own, each in zip(bundles, placements, strict=True))
+        assert weight[a, b].max() == min(weight[everyone, list(order)].max() for order in permutations(range(4)))
+        assert cost[everyone, a, b].max() == min(cost[list(order), a, b].max() for order in permutations(range(4)))
+
+
+@pytest.mark.parametrize(("options", "mode"), [({}, "matched"), ({"gpus": "random", "order": "rcs", "seed": 3}, "sequential")])
+def test_packing_gives_each_model_half_of_the_gpus_to_itself(options, mode):
+    problem = pair_of_samples(8)
+    plan = run(SYSTEMS["packing"], problem, options).result.solution
+    refuse_broken(plan, problem)
+    halves = [set(np.unique(placement.gpu_of_expert)) for placement in (plan.placement, plan.placement_b)]
+    assert halves == [set(plan.token_gpus), set(plan.token_gpus_b)] and not halves[0] & halves[1]
+    assert (halves[0] == {0, 2, 4, 6}) == (options == {}) and plan.send_order.mode == plan.send_order_b.mode == mode
