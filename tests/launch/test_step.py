@@ -329,7 +329,9 @@ def test_a_model_with_too_many_layers_runs_with_some_of_them_and_that_is_predict
     launch = prepare.prepare_training(asked, replace(steps.HOST, host_memory=(needed - 0.02) * 2.0**30 / USABLE))
     small, workload = launch.instructions.model, launch.workloads[0]
     assert launch.ready and (small.layers, small.dense_layers, small.d_model) == (5, (0, 2), model.d_model)
-    assert "5 of 9 layers (0, 1, 4, 5, 8; counted from 0)" in launch.smaller and "Experts and routing stay" in launch.smaller
+    assert (
+        "5 of 9 layers (0, 1, 4, 5, 8; counted anew from 0)" in launch.smaller and "Experts and routing stay" in launch.smaller
+    )
     assert (workload.experts == trace.experts[:, [0, 3, 6]]).all()
     (measured_plan,) = run_here(launch, tmp_path / "run", never, silent).runs
     assert 0 <= measured_plan.difference.error <= 1e-4 and measured_plan.plan is plan

@@ -148,9 +148,8 @@ def _smaller(whole: Attempt, small: Attempt) -> Iterator[Check]:
     short = next(check for check in whole.memory if not check.passed)
     changed, stay = [], ["experts", "routing"]
     if small.kept:
-        changed.append(
-            f"{len(small.kept)} of {whole.instructions.model.layers} layers ({ranges_in_words(small.kept)}; counted from 0)"
-        )
+        which = f"{len(small.kept)} of {whole.instructions.model.layers} layers"
+        changed.append(f"{which} ({ranges_in_words(small.kept)}; counted anew from 0)")
     else:
         stay.insert(0, "layers")
     for (name, before), (_, after) in zip(_widths(whole.instructions), _widths(small.instructions), strict=True):
