@@ -31,6 +31,7 @@ RANKS = "launches ranks, which are processes with PyTorch"
 PLANS = "plans, or runs commands, over and over"
 BUDGETS: dict[str, tuple[float, str]] = {
     "app/test_affinity_page.py": (100, PAGES),
+    "app/test_capacity_page.py": (100, PAGES),
     "app/test_goal_pages.py": (200, PAGES),
     "app/test_launch_page.py": (160, PAGES),
     "app/test_optimise_page.py": (200, PAGES),

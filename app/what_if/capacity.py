@@ -204,7 +204,8 @@ def honestly(points: list[CapacityPoint], target: float, answer: CapacityAnswer,
         parts += _of_smaller(points, fewest, target, complete)
         parts += _of_larger(points, fewest, target, complete)
     elif complete:
-        parts.append("Another model parallelism or other GPUs were not tried.")
+        untried = ["Another model parallelism"] if answer.spare else ["Copies of experts", "another model parallelism"]
+        parts.append(f"{', '.join(untried)} or other GPUs were not tried.")
     parts.append(f"The same tokens on every size. Costs: {plain(answer.cost_source)}.")
     return " ".join(parts)
 

@@ -312,15 +312,15 @@ class CapacityAnswer(PointsAnswer):
     title: str
     system: str
     sizes: tuple[int, ...]
+    spare: bool = False
 
 
 def capacity_study(ask: CapacityAsk, context: Context) -> CapacityAnswer:
     """Find how many equal parts a cluster must have for a target time."""
     problem = ask.problem()
     part = [Node.from_dict(node, f"node {place}") for place, node in enumerate(ask.part)]
-    answer = CapacityAnswer(
-        cost_source=problem.cost_source, target=ask.target, title=ask.title, system=ask.system, sizes=ask.sizes
-    )
+    same = {name: getattr(ask, name) for name in ("target", "title", "system", "sizes", "spare")}
+    answer = CapacityAnswer(cost_source=problem.cost_source, **same)
     context.keep(answer)
     begin, asked = time.monotonic(), (problem, part, ask.target, ask.sizes, ask.system, ask.options)
     for point in capacity(*asked, context.stop, context.report, ask.spare):

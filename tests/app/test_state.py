@@ -270,7 +270,7 @@ def test_an_open_session_that_is_deleted_is_stored_again_with_the_next_change() 
 PAGE_CHOICES: dict[str, dict[str, Any]] = {
     "optimise": {f"use-{goal.ONE}-eplb": True, f"option-{goal.ONE}-aurora-time_limit": 7.0, f"use-{goal.ONE}-rcs": True},
     "timeline": {"timeline-beside": [], "timeline-layers": (2, 3)},
-    "what_if": {"what-if-compute": 2, "what-if-dtype": "fp8", "what-if-noise": 20, "what-if-study": "capacity"},
+    "what_if": {"what-if-compute": 2, "what-if-dtype": "fp8", "what-if-noise": 20, "what-if-study": "sensitivity"},
     "affinity": {"affinity-values": "Counts", "affinity-order": "Grouped by GPU"},
     "launch": {"launch-place": "testbed", "launch-repeats": 7, "launch-limit": 120, "launch-dtype": "bf16"},
     "workload": {"workload-view": "Table"},
