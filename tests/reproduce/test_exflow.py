@@ -1,5 +1,8 @@
 """ExFlow's exhibits: the paper's numbers against its own others, the inputs that stand in for its own, the changes tested."""
 
+import re
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -132,6 +135,15 @@ def test_the_changes_of_figure_10_are_what_they_say():
     share = exchanged(slow) / slow["total"]
     padded = (1 + (found["rows"] - 1) * share) * found["slower, new tokens"]
     assert padded == pytest.approx(2.2)
+
+
+def test_the_start_up_that_figure_9_lacks_in_one_node_makes_its_part():
+    (claim, *_), each = exhibit("Figure 9").claims, setting("350M-32", 4)
+    start_up = float(re.search(r"start-ups of (\d+) µs", claim.why)[1]) * 1e-6
+    (node,) = each.problem.cluster.nodes
+    slower = each.problem.cluster.model_copy(update={"nodes": (node.model_copy(update={"link_latency": start_up}),)})
+    timeline = simulate(each.plans["vanilla"], replace(each.problem, cluster=slower))
+    assert exchanged(timeline.seconds_of_kind()) / (timeline.total + each.outside) == pytest.approx(claim.published, abs=1e-3)
 
 
 def test_few_tokens_make_worse_plans():
