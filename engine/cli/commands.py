@@ -32,7 +32,7 @@ KERNELS = ("order", "assign", "colocate", "colocate-heterogeneous", "affinity", 
 KERNELS += ("replicate-devices", "replicate", "pipeline-degree", "partition", "partition-axes", "priority")
 KERNELS += ("weight-gradients", "travel", "two-tier")
 
-PAPERS = ("pipemoe",)
+PAPERS = ("lina", "pipemoe")
 """Papers with results that `reproduce` computes."""
 
 PRESETS = {

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.errors import InputError
-from engine.reproduce import pipemoe
+from engine.reproduce import lina, pipemoe
 from engine.reproduce.exhibits import Entry, Exhibit
 from engine.result import Stop
 from engine.systems.base import Report
@@ -20,7 +20,10 @@ class Paper:
     entries: tuple[Entry, ...]
 
 
-PAPERS = {"pipemoe": Paper("PipeMoE", "Shi et al., INFOCOM 2023", pipemoe.ENTRIES)}
+PAPERS = {
+    "lina": Paper("Lina", "Li et al., USENIX ATC 2023", lina.ENTRIES),
+    "pipemoe": Paper("PipeMoE", "Shi et al., INFOCOM 2023", pipemoe.ENTRIES),
+}
 
 
 def reproduce(name: str, number: str | None, stop: Stop, report: Report) -> Iterator[tuple[str, Entry, Exhibit]]:
