@@ -441,7 +441,7 @@ class _Machine:
                 share[list(experts), device] = 1.0
             share /= share.sum(axis=1, keepdims=True)
             tokens = share.T * demand.sum(axis=0)
-        held = demand.sum(axis=1)
+        held = demand.sum(axis=1) / self.options.choices
         gate, ffn, aggregate = np.zeros((3, self.devices))
         for gpu, devices in self.kinds.items():
             gate[devices] = self.cost.gate(gpu, held[devices], self.model)

@@ -74,6 +74,7 @@ class LinaOptions(Options):
     )
     scheduler: bool = Field(
         False,
+        title="With its scheduler",
         description="rank the plan by its scheduler's time, batch by batch with its reaction; off: by its hosting left alone",
     )
     seed: Seed = 0

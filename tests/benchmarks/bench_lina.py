@@ -10,10 +10,13 @@ expert computation, which suffers from imbalance too). Longer paths start later,
 import sys
 from dataclasses import replace
 
+import numpy as np
+
 from engine.catalogue import cluster_presets, model_presets
 from engine.cluster import Cluster
 from engine.costs import Datasheet
 from engine.problem import Problem
+from engine.reproduce.lina import serving
 from engine.reproduce.lina.routing import half, shuffled
 from engine.simulate.two_phase import PAPER_CHECK, PAPER_SCHEDULE, TwoPhaseOptions, two_phase
 from tests.benchmarks.shared import columns, timed
@@ -52,6 +55,21 @@ def scheduling(gpus: int) -> None:
             row(label, figures.median_inference, figures.tail_inference, *right, seconds)
 
 
+def where_it_pays() -> None:
+    """Hosting once over Lina with its scheduler, on the same batches: whole distributions, all layers hosted by popularity
+    first, a reaction priced on the cluster."""
+    whole = {"top_k": 16, "start": "popularity", **serving.PRICED}
+    for model in serving.MODELS:
+        for name, choices in (("alpha-code", 1), ("alpha-prose", 1), ("alpha-man", 1), ("beta-code", 2), ("beta-prose", 2)):
+            row = columns({"ideal layer, ms": "15.2f", "median": "7.3f", "95th": "7.3f"}, f"{model}, {name}: tokens of a GPU")
+            for tokens in (256, 1024, 2048, 7680, 30720):
+                asked = whole | {"choices": choices, "check_experts": 2 * choices, "copies": tokens * 16 / 2048}
+                result = serving.simulated(model, 16, name, **asked)
+                gains = [serving.gain(result, part, over="static") for part in ("median_inference", "tail_inference")]
+                row(str(tokens), 1e3 * float(np.median(result.schemes["ideal"].layer)), *gains)
+
+
 if __name__ == "__main__":
+    where_it_pays()
     for gpus in sys.argv[1:] or ("16", "8"):
         scheduling(int(gpus))

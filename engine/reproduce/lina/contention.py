@@ -143,7 +143,7 @@ def sweep(stop: Stop) -> Exhibit:
             for name in CHOSEN
         ]
     found = {(row["assumption"], row["design"]): row["speedup"] for row in rows}
-    return Exhibit(claims=tuple(_claims(found)), rows=tuple(rows), chart=CHART, note=NOTE)
+    return Exhibit(claims=tuple(_claims(found)) if found else (), rows=tuple(rows), chart=CHART, note=NOTE)
 
 
 def _claims(found: dict[tuple[str, str], float]) -> Iterator[Claim]:

@@ -269,6 +269,8 @@ def accuracy(stop: Stop) -> Exhibit:
                 why=f"as a set; in their order, which the paper may mean, {order[0]:.2f} to {order[1]:.2f}",
             )
         )
+    if stop():
+        return Exhibit(claims=tuple(claims), rows=tuple(rows), note=STAND_IN)
     wrong = [float(simulated("Transformer-XL", 16, name).wrong_rank[:, 3:].mean()) for name in NAMES]
     whole = [float(simulated("Transformer-XL", 16, name, top_k=16).wrong_rank[:, 3:].mean()) for name in NAMES]
     claims.append(
