@@ -13,7 +13,7 @@ from engine import units
 from engine.errors import InputError
 from engine.jobs.scores import LinaAnswer, LinaRun
 from engine.problem import Problem
-from engine.simulate.two_phase import PAPER_SLOTS, TwoPhaseOptions, device_slots
+from engine.simulate.two_phase import PAPER_CHECK, PAPER_SCHEDULE, PAPER_SLOTS, TwoPhaseOptions, device_slots, with_reaction
 from engine.workload import RoutingTrace
 
 
@@ -21,7 +21,8 @@ def panel(problem: Problem) -> None:
     """Lina's two-phase scheduling, batch by batch."""
     st.caption(
         "Simulated batch by batch: what the scheduler predicts, how often it has to correct itself, and what that "
-        "costs. Scheduling takes what the paper measured on its testbed unless you say otherwise."
+        "costs. Scheduling takes what it takes on this cluster unless you say otherwise (the paper's testbed: "
+        f"{PAPER_SCHEDULE * 1e3:g} and {PAPER_CHECK * 1e3:g} ms)."
     )
     if not isinstance(problem.workload, RoutingTrace):
         st.info("Lina learns from the paths of tokens: open a routing log.", icon=":material/info:")
@@ -39,7 +40,7 @@ def panel(problem: Problem) -> None:
 
 def _form(problem: Problem, usual_slots: int) -> None:
     """Inputs of learning, serving and scheduling, and the start button. usual_slots: see `device_slots`."""
-    default = TwoPhaseOptions()
+    default = with_reaction(problem, TwoPhaseOptions(max_experts_per_device=usual_slots))
     recordings = {
         digest: name
         for digest, name in state.session.workloads.items()
@@ -57,10 +58,9 @@ def _form(problem: Problem, usual_slots: int) -> None:
         batch = kept.number_input("Recorded tokens per batch", 16, 10**6, 1024, width=190, key="lina-batch")
         copies = kept.number_input("Tokens for each recorded one", 1.0, 1e6, 64.0, width=220, key="lina-copies")
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        schedule = kept.number_input(
-            "Scheduling, ms", 0.0, 1e4, default.schedule_seconds * 1e3, width=150, key="lina-scheduling"
-        )
-        check = kept.number_input("Popularity check, ms", 0.0, 1e4, default.check_seconds * 1e3, width=130, key="lina-check")
+        priced = [round(seconds * 1e3, 3) for seconds in (default.schedule_seconds, default.check_seconds)]
+        schedule = kept.number_input("Scheduling, ms", 0.0, 1e4, priced[0], format="%.3f", width=150, key="lina-scheduling")
+        check = kept.number_input("Popularity check, ms", 0.0, 1e4, priced[1], format="%.3f", width=130, key="lina-check")
         help = "attention and the like, which also hides the first phase"
         other = kept.number_input("Rest of a layer, ms", 0.0, 1e4, 0.0, width=170, key="lina-rest", help=help)
         host = kept.number_input("Host link, GB/s", 0.1, 1e3, default.host_bandwidth / 1e9, width=150, key="lina-host-link")

@@ -32,7 +32,7 @@ KERNELS = ("order", "assign", "colocate", "colocate-heterogeneous", "affinity", 
 KERNELS += ("replicate-devices", "replicate", "pipeline-degree", "partition", "partition-axes", "priority")
 KERNELS += ("weight-gradients", "travel", "two-tier")
 
-PAPERS = ("aurora", "exflow", "lancet", "pipemoe")
+PAPERS = ("aurora", "exflow", "lina", "lancet", "pipemoe")
 """Papers with results that `reproduce` computes."""
 
 PRESETS = {

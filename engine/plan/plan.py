@@ -27,12 +27,16 @@ class Reaction(Frozen):
     top_k: likeliest experts kept of each estimate
     check_experts: most popular experts compared in phase two
     max_experts_per_device: slots of a device in a layer
+    batch, packing: recorded tokens that it schedules at once, and its rule (see `TwoPhaseOptions`); absent: the plan counts as
+        its own placement left as it is
     """
 
     path_length: int = Field(ge=1, le=64)
     top_k: int = Field(ge=1, le=4096)
     check_experts: int = Field(ge=1, le=4096)
     max_experts_per_device: int = Field(ge=1, le=4096)
+    batch: int | None = Field(default=None, ge=1, le=10**7)
+    packing: Literal["lina", "best"] | None = None
 
 
 class Claim(Frozen):

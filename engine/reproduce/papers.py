@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.errors import InputError
-from engine.reproduce import aurora, exflow, lancet, pipemoe
+from engine.reproduce import aurora, exflow, lancet, lina, pipemoe
 from engine.reproduce.exhibits import Entry, Exhibit
 from engine.result import Stop
 from engine.systems.base import Report
@@ -23,6 +23,7 @@ class Paper:
 PAPERS = {
     "aurora": Paper("Aurora", "Li et al., October 2024", aurora.ENTRIES),
     "exflow": Paper("ExFlow", "Yao et al., IPDPS 2024", exflow.ENTRIES),
+    "lina": Paper("Lina", "Li et al., USENIX ATC 2023", lina.ENTRIES),
     "lancet": Paper("Lancet", "Jiang et al., MLSys 2024", lancet.ENTRIES),
     "pipemoe": Paper("PipeMoE", "Shi et al., INFOCOM 2023", pipemoe.ENTRIES),
 }

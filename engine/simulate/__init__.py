@@ -7,7 +7,7 @@ from engine.plan import Plan
 from engine.problem import Problem
 from engine.result import Advance, Stop, never, unwatched
 from engine.simulate.colocated import bound_of_colocated, sends_of_colocated, simulate_colocated
-from engine.simulate.inference import bound_of_inference, sends_of_inference, simulate_inference
+from engine.simulate.inference import bound_of_inference, sends_of_inference, simulate_inference, simulate_reaction
 from engine.simulate.training import bound_of_step, simulate_step
 from engine.simulate.work import Load, loads_of
 from engine.timeline import Timeline
@@ -24,14 +24,21 @@ def simulate(
     problem.check_plan(plan)
     if problem.goal is Goal.TRAINING:
         return simulate_step(plan, problem)
+    if reacts(plan):
+        return simulate_reaction(plan, problem, stop, advance)
     run = simulate_colocated if problem.goal is Goal.TWO_MODELS else simulate_inference
     return run(plan, loads or loads_of(plan, problem), stop, advance)
+
+
+def reacts(plan: Plan) -> bool:
+    """True if the plan's time is that of a scheduler which hosts experts anew, batch by batch."""
+    return plan.reaction is not None and plan.reaction.batch is not None
 
 
 def simulate_layers(plan: Plan, problem: Problem, timeline: Timeline, first: int, last: int) -> Timeline:
     """MoE layers first … last, both included, of a plan's simulated timeline with every send, at their times in the whole.
     Layers with bundled sends are simulated again; the network is idle between two layers, so this gives the same."""
-    if not timeline.bundled:
+    if not timeline.bundled or reacts(plan):
         return timeline.layers(first, last)
     sends_of = sends_of_colocated if plan.goal is Goal.TWO_MODELS else sends_of_inference
     events = sends_of(plan, loads_of(plan, problem), timeline.layers(0, first - 1), first, last)
@@ -54,6 +61,8 @@ def bound_of_plan(
     """
     if problem.goal is Goal.TRAINING:
         return bound_of_step(problem, plan.placement)
+    if reacts(plan):
+        return 0.0  # another batch, another placement: nothing is proven
     last = problem.workload.layers - 1 if last is None else last
     loads = loads or loads_of(plan, problem)
     if plan.goal is Goal.TWO_MODELS:

@@ -12,17 +12,23 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 
+from engine.costs.scaled import Scaled
+from engine.errors import InputError
 from engine.network import Network
-from engine.plan import Plan, SendOrder
+from engine.plan import Placement, Plan, SendOrder
+from engine.problem import Problem
 from engine.result import Advance, Stop, never, unwatched
 from engine.simulate.events import EventLog, too_many
 from engine.simulate.flows import EXACT_SENDS, Flows, all_to_all
-from engine.simulate.work import Load, Work
+from engine.simulate.two_phase import TwoPhaseOptions, two_phase
+from engine.simulate.work import Load, Work, loads_of
 from engine.timeline import Timeline
+from engine.workload import RoutingTrace
 
 POLL = 0.05
 """Seconds between two calls of `stop`."""
@@ -76,6 +82,44 @@ def simulate_inference(plan: Plan, loads: tuple[Load, ...], stop: Stop = never, 
     log = EventLog(problem.network, too_many(work.dispatch, work.combine))
     log_model(log, work, plan.send_order, problem.network, range(len(work.dispatch)), stop=stop, advance=advance)
     return log.timeline(problem, plan.travel)
+
+
+def simulate_reaction(plan: Plan, problem: Problem, stop: Stop = never, advance: Advance = unwatched) -> Timeline:
+    """The predicted timeline of a plan whose scheduler hosts experts anew for every batch: the median batch of the second half
+    of the recording, the scheduler having learnt from the first. As other plans have the whole recording as one batch, each
+    batch stands for as many tokens. Waiting is a gap before a layer's dispatch.
+
+    Raises InputError where the recording cannot be scheduled so, see `two_phase`.
+    """
+    reaction, trace = plan.reaction, problem.workload
+    if not isinstance(trace, RoutingTrace):
+        raise InputError(f"{trace.name}: {plan.name} follows tokens from layer to layer; it needs a routing log")
+    profile, served = trace.halves()
+    size = min(reaction.batch, served.tokens)
+    options = TwoPhaseOptions(
+        **reaction.model_dump(exclude={"batch", "packing"}),
+        packing=reaction.packing or "lina",
+        batch_tokens=size,
+        copies=trace.tokens / size,
+        choices=trace.k,
+        start="popularity",
+    )
+    alone = replace(problem, workload=served, others=(), in_use=None)
+    result = two_phase(alone, profile, options, stop, lambda done: advance(done / 2))
+    middle = int(result.inference_seconds("lina").argsort(kind="stable")[(result.batches - 1) // 2])
+    part = served.part(np.arange(middle * size, (middle + 1) * size))
+    batch = replace(alone, workload=part, cost=Scaled(problem.cost, tokens=options.copies))
+    hosted = Placement(
+        experts=trace.num_experts, experts_of_gpu=result.hostings[middle], model_layers=plan.placement.model_layers
+    )
+    still = plan.with_parts(placement=hosted, reaction=None)
+    timeline = simulate_inference(still, loads_of(still, batch), stop, lambda done: advance(0.5 + done / 2))
+    waited = np.cumsum(result.schemes["lina"].waiting[middle])
+    layer = timeline.events["layer"].to_numpy()
+    first = np.searchsorted(plan.placement.model_layers, layer) if layer.max(initial=0) >= trace.layers else layer
+    late = np.where(timeline.events["kind"] == "gate", np.append(0.0, waited)[first], waited[first])
+    events = timeline.events.assign(start=timeline.events["start"] + late, end=timeline.events["end"] + late)
+    return replace(timeline, events=events, cost_source=problem.cost_source)
 
 
 def sends_of_inference(plan: Plan, loads: tuple[Load, ...], before: Timeline, first: int, last: int) -> pd.DataFrame:

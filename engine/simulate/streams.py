@@ -81,7 +81,7 @@ class Tasks:
 
 
 def run_streams(
-    tasks: Tasks, policy: str, use: tuple[float, float] = (1.0, 1.0)
+    tasks: Tasks, policy: str, use: tuple[float, float] = (1.0, 1.0), together: tuple[float, float] | None = None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """(start, end) of every task on every group, float64[task, group] seconds.
 
@@ -91,12 +91,16 @@ def run_streams(
     use: the share of the network that an all-to-all has when alone, and that of an all-reduce, each in (0, 1]. While both are
         in flight they share max-min fairly: half each, and the rest of one's half the other may take; (1, 1) runs both at
         half speed
+    together: speeds of an all-to-all and an all-reduce in flight together, relative to each alone, where they were measured;
+        None: those of `use`
     """
     if policy not in POLICIES:
         raise InputError(f"policy '{policy}': wanted one of {', '.join(POLICIES)}")
     if not all(0 < share <= 1 for share in use):
         raise InputError(f"use {tuple(use)}: the shares of the network must be above 0 and at most 1")
-    run = _Run(tasks, policy, shared_rates(use))
+    if together is not None and not all(0 < rate <= 1 for rate in together):
+        raise InputError(f"together {tuple(together)}: the speeds must be above 0 and at most 1")
+    run = _Run(tasks, policy, shared_rates(use) if together is None else together)
     run.to_the_end()
     return run.start, run.end
 

@@ -12,12 +12,13 @@ but its hosting of experts may change from batch to batch:
   has the check in it) and for the weights that are on no device yet that needs them.
 
 Every device keeps the weights of its experts of the linear placement; all others come from host memory when a hosting
-asks for them, over a link of the device's own, and are forgotten after the layer. A token has one expert per layer: of
-a recording with several choices the first counts, which is the likeliest if the recorder kept the router's order.
+asks for them, over a link of the device's own, and are forgotten after the layer. A token's path is of its first choices,
+the likeliest if the recorder kept the router's order; it is sent to as many as `choices`.
 """
 
 from dataclasses import dataclass, replace
 from itertools import product
+from math import log2
 from typing import Literal
 
 import numpy as np
@@ -27,16 +28,17 @@ from engine.model import MoEModel
 from engine.placement.baselines import linear_assignment
 from engine.placement.devices.kernel import DevicesInstance, replicate_devices
 from engine.placement.devices.search import Hosting, check_slots, pack_devices
-from engine.placement.popularity import most_popular, profile_paths
+from engine.placement.popularity import PathProfile, most_popular, profile_paths
 from engine.problem import Problem
 from engine.result import Advance, Limits, Stop, never, unwatched
 from engine.simulate.flows import all_to_all
 from engine.simulate.work import ranks_of_gpu
 from engine.workload import RoutingTrace
 
-SCHEMES = ("ideal", "baseline", "lina", "without_estimation", "without_fine_tuning")
+SCHEMES = ("ideal", "baseline", "static", "lina", "without_estimation", "without_fine_tuning")
 """ideal: every device gets an equal part of every layer, and nothing is scheduled
 baseline: experts stay in place, in contiguous blocks
+static: hosted by their popularity in the profile, and left so
 lina: both phases
 without_estimation: scheduled from the actual choices at every layer, while all devices wait
 without_fine_tuning: the first phase only"""
@@ -44,6 +46,12 @@ without_fine_tuning: the first phase only"""
 TAIL = 95
 PAPER_SLOTS = 4
 """Limit of experts on one device in a layer in the paper (§7.1), with one expert for every device."""
+PAPER_SCHEDULE, PAPER_CHECK = 6.2e-3, 1.45e-3
+"""Seconds to schedule and to check as the paper measured them on its testbed (§7.3.1), Python and PyTorch included."""
+HOST_START_UP = 10e-6
+"""Seconds until a copy between a device and its host begins, assumed."""
+HOST_STEP = 10e-9
+"""Seconds of a step of the scheduler on a processor, assumed: a comparison of the sort, or a look at a device."""
 
 
 @dataclass(frozen=True)
@@ -54,15 +62,18 @@ class TwoPhaseOptions:
         layer with a schedule of its own is number `path_length`, counted from 0. max_experts_per_device 0: see `device_slots`
     batch_tokens: recorded tokens in a batch, in the order of the recording; an incomplete last batch is left out
     copies: tokens of the batch for each recorded token, to reach a batch as large as a service has
-    schedule_seconds: time of the scheduler to make a hosting and make it known; the default is the paper's measurement on
-        its testbed (section 7.3.1), not a law of nature
+    schedule_seconds: time of the scheduler to make a hosting and make it known; None: what it takes on the problem's cluster,
+        see `reaction_seconds`
     check_seconds: its time to find that none is needed; likewise
+    choices: experts that a token is sent to, the first of its recorded ones
     host_bandwidth: bytes/s from host memory to each device, over which expert weights are swapped in; the default is
         assumed (PCIe 4.0 x16 less its overheads)
     other_seconds: the part of a layer without experts (attention and the like), which every scheme has and which hides
         the first phase too
     check, check_experts: phase two compares that many of the most popular experts, as a set or also in their order.
-        The paper compares the first 2 · k, with the gate's k of 1, and does not say which of the two it means
+        The paper compares the first 2 · k, k being `choices`, and does not say which of the two it means
+    start: hosting of the layers before `path_length`, which have no estimate: "blocks", as in the paper, or "popularity", that
+        of the profile, as a plan holds it
     packing: "lina" (equation 1, first-fit decreasing) or "best" (the largest load least, see `replicate_devices`)
     renormalise: True if the truncated estimates are scaled to 1 before equation 1. To the letter they are not, and
         then the devices of the missing part stay idle or nearly so
@@ -74,19 +85,21 @@ class TwoPhaseOptions:
     max_experts_per_device: int = 0
     batch_tokens: int = 2048
     copies: float = 1.0
-    schedule_seconds: float = 6.2e-3
-    check_seconds: float = 1.45e-3
+    schedule_seconds: float | None = None
+    check_seconds: float | None = None
     host_bandwidth: float = 25e9
     other_seconds: float = 0.0
     check: Literal["set", "order"] = "set"
     check_experts: int = 2
+    choices: int = 1
+    start: Literal["blocks", "popularity"] = "blocks"
     packing: Literal["lina", "best"] = "lina"
     renormalise: bool = True
     network: Literal["bound", "concurrent"] = "bound"
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("path_length", "top_k", "batch_tokens", "check_experts"):
+        for name in ("path_length", "top_k", "batch_tokens", "check_experts", "choices"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name}: {getattr(self, name)}; wanted at least 1")
         if self.max_experts_per_device < 0:
@@ -95,9 +108,15 @@ class TwoPhaseOptions:
             if not 0 < getattr(self, name) < np.inf:
                 raise InputError(f"{name}: {getattr(self, name)}; wanted a positive number")
         for name in ("schedule_seconds", "check_seconds", "other_seconds"):
-            if not 0 <= getattr(self, name) < np.inf:
-                raise InputError(f"{name}: {getattr(self, name)}; wanted seconds, at least 0")
-        choices = {"check": ("set", "order"), "packing": ("lina", "best"), "network": ("bound", "concurrent")}
+            seconds = getattr(self, name)
+            if not (seconds is None and name != "other_seconds") and not 0 <= seconds < np.inf:
+                raise InputError(f"{name}: {seconds}; wanted seconds, at least 0")
+        choices = {
+            "check": ("set", "order"),
+            "packing": ("lina", "best"),
+            "start": ("blocks", "popularity"),
+            "network": ("bound", "concurrent"),
+        }
         for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise InputError(f"{name}: '{getattr(self, name)}' is not one of {', '.join(known)}")
@@ -144,6 +163,7 @@ class TwoPhaseResult:
     same_set, same_order: bool[batch, layer], True if the `check_experts` most popular experts were predicted, in any order or
         in theirs
     wrong_rank: int64[batch, layer], number of experts that the estimate puts at another rank of popularity
+    hostings: of Lina, by batch and layer
     """
 
     options: TwoPhaseOptions
@@ -153,6 +173,7 @@ class TwoPhaseResult:
     same_set: np.ndarray
     same_order: np.ndarray
     wrong_rank: np.ndarray
+    hostings: tuple[tuple[Hosting, ...], ...] = ()
 
     @property
     def batches(self) -> int:
@@ -219,19 +240,22 @@ def two_phase(
     """
     options = options or TwoPhaseOptions()
     options = replace(options, max_experts_per_device=device_slots(problem, options.max_experts_per_device))
+    options = with_reaction(problem, options)
     trace, machine = _checked_trace(problem, profile, options), _Machine(problem, options)
-    paths = profile_paths(profile.experts[:, :, 0], profile.num_experts, options.path_length)
+    paths = _profile(profile, options)
+    machine.host(replace(profile, experts=profile.experts[:, :, : options.choices]).load)
     batches = trace.tokens // options.batch_tokens
     seconds = {scheme: np.zeros((3, batches, trace.layers)) for scheme in SCHEMES}
     tuned, same_set, same_order = np.zeros((3, batches, trace.layers), dtype=bool)
     wrong_rank = np.zeros((batches, trace.layers), dtype=np.int64)
+    hostings: list[list[Hosting]] = [[] for _ in range(batches)]
 
     def result_of_batches(done: int) -> TwoPhaseResult:
         if not done:
             raise StoppedError("stopped before a batch was simulated")
         schemes = {scheme: SchemeSeconds(*parts[:, :done]) for scheme, parts in seconds.items()}
         judged = (table[:done] for table in (tuned, same_set, same_order, wrong_rank))
-        return TwoPhaseResult(options, problem.cost_source, schemes, *judged)
+        return TwoPhaseResult(options, problem.cost_source, schemes, *judged, tuple(map(tuple, hostings[:done])))
 
     for batch, layer in product(range(batches), range(trace.layers)):
         if stop():
@@ -240,7 +264,7 @@ def two_phase(
         if layer == 0:
             chosen = slice(batch * options.batch_tokens, (batch + 1) * options.batch_tokens)
             experts = trace.experts[chosen, :, 0].astype(np.int64)
-            part = replace(trace.part(chosen), experts=trace.experts[chosen, :, :1])
+            part = replace(trace.part(chosen), experts=trace.experts[chosen, :, : options.choices])
             demand = part.demand(len(problem.cluster.gpus)) * options.copies
             window = dict.fromkeys(SCHEMES, 0.0)
         here = demand[layer]
@@ -252,12 +276,60 @@ def two_phase(
             same_set[at], same_order[at], wrong_rank[at] = _compare(estimate, load, options.check_experts)
             tuned[at] = not (same_set if options.check == "set" else same_order)[at]
         seed = options.seed + batch * trace.layers + layer
-        waits = machine.hostings(load, estimate, bool(tuned[batch, layer]), window, seed)
+        waits = machine.hostings(layer, load, estimate, bool(tuned[batch, layer]), window, seed)
+        hostings[batch].append(waits["lina"][0])
         for scheme, (hosting, waiting) in waits.items():
             steps = machine.steps(here, hosting)
             seconds[scheme][:, batch, layer] = sum(steps.values()) + waiting, steps["all_to_all"], waiting
             window[scheme] = sum(steps.values()) - steps["gate"] + options.other_seconds
     return result_of_batches(batches)
+
+
+def reaction_seconds(problem: Problem, options: TwoPhaseOptions) -> tuple[float, float]:
+    """Seconds to schedule a layer, check included, and to check alone, on the problem's cluster (§6.2).
+
+    Every device counts its tokens' choices and sends the counts to device 0, whose host compares, and sorts the experts and
+    looks for a device for each if it must; the answer goes back to all: a word, or the experts of every device.
+    """
+    devices, experts, network = len(problem.cluster.gpus), problem.workload.num_experts, problem.network
+    slots = options.max_experts_per_device or device_slots(problem)
+    counts, words = 8.0 * experts, 8.0 * options.choices * options.batch_tokens * options.copies / devices
+    counted = max(float(problem.cost.memory_pass(gpu, words)) for gpu in set(problem.cluster.gpus))
+    gather = np.zeros((devices, devices))
+    gather[1:, 0] = counts
+    looked = HOST_STEP * experts * log2(max(experts, 2))
+    to_host = counted + network.bound(gather) + HOST_START_UP + devices * counts / options.host_bandwidth + looked
+
+    def answered(size: float) -> float:
+        there = np.zeros((devices, devices))
+        there[0, 1:] = size
+        return HOST_START_UP + devices * size / options.host_bandwidth + network.bound(there)
+
+    return to_host + HOST_STEP * experts * devices + answered(4.0 * devices * slots), to_host + answered(8.0)
+
+
+def with_reaction(problem: Problem, options: TwoPhaseOptions) -> TwoPhaseOptions:
+    """The options with the seconds of the problem's cluster where none are given."""
+    schedule, check = reaction_seconds(problem, options)
+    given = options.schedule_seconds, options.check_seconds
+    return replace(
+        options,
+        schedule_seconds=schedule if given[0] is None else given[0],
+        check_seconds=check if given[1] is None else given[1],
+    )
+
+
+def _profile(profile: RoutingTrace, options: TwoPhaseOptions) -> PathProfile:
+    """The experts that followed paths of first choices, all choices of the layer after a path counted alike."""
+    first, length = profile.experts[:, :, 0], options.path_length
+    if options.choices == 1:
+        return profile_paths(first, profile.num_experts, length)
+    layers = {}
+    for end in range(length - 1, profile.layers - 1):
+        after = profile.experts[:, end + 1, : options.choices].T
+        rows = np.concatenate([np.column_stack([first[:, end + 1 - length : end + 1], choice]) for choice in after])
+        layers[end] = profile_paths(rows, profile.num_experts, length).layers[length - 1]
+    return PathProfile(length, profile.num_experts, layers)
 
 
 def device_slots(problem: Problem, wanted: int = 0) -> int:
@@ -291,6 +363,8 @@ def _checked_trace(problem: Problem, profile: RoutingTrace, options: TwoPhaseOpt
         )
     if options.top_k > trace.num_experts:
         raise InputError(f"top_k: {options.top_k}; wanted at most the number of experts, {trace.num_experts}")
+    if options.choices > trace.k:
+        raise InputError(f"choices: {options.choices}; {trace.name} has {trace.k} for each token")
     check_slots(trace.num_experts, len(problem.cluster.gpus), options.max_experts_per_device)
     return trace
 
@@ -308,15 +382,19 @@ class _Machine:
 
     def __init__(self, problem: Problem, options: TwoPhaseOptions) -> None:
         self.options, self.cost, self.network = options, problem.cost, problem.network
-        self.model: MoEModel = problem.model.model_copy(update={"experts_per_token": 1})
+        self.model: MoEModel = problem.model.model_copy(update={"experts_per_token": options.choices})
         self.devices, self.experts = len(problem.cluster.gpus), problem.workload.num_experts
         self.kinds = ranks_of_gpu(problem.cluster.gpus)
         held = self.experts // self.devices + (np.arange(self.devices) < self.experts % self.devices)
         home = linear_assignment(self.experts, held)
         self.linear: Hosting = tuple(tuple(np.flatnonzero(home == device).tolist()) for device in range(self.devices))
 
+    def host(self, load: np.ndarray) -> None:
+        """Host every layer by a popularity float64[layer, expert], once."""
+        self.hosted = [self._plan(popularity, True, self.options.seed + layer) for layer, popularity in enumerate(load)]
+
     def hostings(
-        self, load: np.ndarray, estimate: np.ndarray | None, fine_tune: bool, window: dict[str, float], seed: int
+        self, layer: int, load: np.ndarray, estimate: np.ndarray | None, fine_tune: bool, window: dict[str, float], seed: int
     ) -> dict[str, tuple[Hosting | None, float]]:
         """By scheme, the hosting of a layer (None: the ideal's) and the seconds that all devices wait for it.
 
@@ -329,10 +407,12 @@ class _Machine:
         answers: dict[str, tuple[Hosting | None, float]] = {
             "ideal": (None, 0.0),
             "baseline": (self.linear, 0.0),
+            "static": (self.hosted[layer], 0.0),
             "without_estimation": (by_choice, options.schedule_seconds + self._swap(by_choice)),
         }
         if estimate is None:
-            return answers | {"lina": (self.linear, 0.0), "without_fine_tuning": (self.linear, 0.0)}
+            start = self.hosted[layer] if options.start == "popularity" else self.linear
+            return answers | {"lina": (start, 0.0), "without_fine_tuning": (start, 0.0)}
         predicted = self._plan(estimate, options.renormalise, seed)
         phase_one = options.schedule_seconds + self._swap(predicted)
         exposed = {scheme: max(0.0, phase_one - window[scheme]) for scheme in ("lina", "without_fine_tuning")}
@@ -361,7 +441,7 @@ class _Machine:
                 share[list(experts), device] = 1.0
             share /= share.sum(axis=1, keepdims=True)
             tokens = share.T * demand.sum(axis=0)
-        held = demand.sum(axis=1)
+        held = demand.sum(axis=1) / self.options.choices
         gate, ffn, aggregate = np.zeros((3, self.devices))
         for gpu, devices in self.kinds.items():
             gate[devices] = self.cost.gate(gpu, held[devices], self.model)

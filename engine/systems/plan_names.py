@@ -26,6 +26,7 @@ _WORDS: dict[str, Callable[..., str]] = {
     "order": lambda value: f"{value} order",
     "over": lambda value: f"the {value} of the recordings",
     "packing": lambda value: f"{value} packing",
+    "scheduler": lambda value: "with its scheduler" if value else "left as it is",
     "partition": lambda value: "partitioned forward pass" if value else "whole forward pass",
     "path_length": lambda value: f"paths of {value} layer{'s' * (value != 1)}",
     "pipelining": lambda value: "pipelined experts" if value else "experts not pipelined",

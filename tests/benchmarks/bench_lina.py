@@ -16,13 +16,14 @@ from engine.catalogue import cluster_presets, model_presets
 from engine.cluster import Cluster
 from engine.costs import Datasheet
 from engine.problem import Problem
-from engine.simulate.two_phase import TwoPhaseOptions, two_phase
-from engine.workload import RoutingTrace
+from engine.reproduce.lina import serving
+from engine.reproduce.lina.routing import half, shuffled
+from engine.simulate.two_phase import PAPER_CHECK, PAPER_SCHEDULE, TwoPhaseOptions, two_phase
 from tests.benchmarks.shared import columns, timed
 from tests.cases.samples import sample
 
 NAMES = ("alpha-code", "alpha-prose", "alpha-man")
-OPTIONS = TwoPhaseOptions(copies=64.0, other_seconds=0.017)
+OPTIONS = TwoPhaseOptions(copies=64.0, other_seconds=0.017, schedule_seconds=PAPER_SCHEDULE, check_seconds=PAPER_CHECK)
 CHANGES = {
     "path length 1": {"path_length": 1},
     "path length 3": {"path_length": 3},
@@ -35,25 +36,6 @@ CHANGES = {
     "only the experts' part, no copies": {"copies": 1.0, "other_seconds": 0.0},
 }
 """Table 5, and then other answers to what the paper leaves open, with paths of length 3."""
-ROUNDS = 10
-"""Random orders of the test sequences, so that percentiles are over more batches than the recording fills."""
-
-
-def half(trace: RoutingTrace, which: int) -> RoutingTrace:
-    """Every second sequence."""
-    keep = trace.sequence % 2 == which
-    return RoutingTrace(f"{trace.name} {which}", trace.experts[keep], trace.num_experts, trace.sequence[keep])
-
-
-def shuffled(trace: RoutingTrace, tokens: int, seed: int = 0) -> RoutingTrace:
-    """Whole batches of `tokens` tokens, of sequences in several random orders one after another."""
-    rng = np.random.default_rng(seed)
-    ids, length = np.unique(trace.sequence), int((trace.sequence == trace.sequence[0]).sum())
-    place = np.arange(trace.tokens).reshape(len(ids), length)
-    per_batch = tokens // length
-    whole = len(ids) // per_batch * per_batch
-    order = np.concatenate([place[rng.permutation(len(ids))[:whole]].ravel() for _ in range(ROUNDS)])
-    return RoutingTrace(trace.name, trace.experts[order], trace.num_experts, trace.sequence[order])
 
 
 def scheduling(gpus: int) -> None:
@@ -73,6 +55,21 @@ def scheduling(gpus: int) -> None:
             row(label, figures.median_inference, figures.tail_inference, *right, seconds)
 
 
+def where_it_pays() -> None:
+    """Hosting once over Lina with its scheduler, on the same batches: whole distributions, all layers hosted by popularity
+    first, a reaction priced on the cluster."""
+    whole = {"top_k": 16, "start": "popularity", **serving.PRICED}
+    for model in serving.MODELS:
+        for name, choices in (("alpha-code", 1), ("alpha-prose", 1), ("alpha-man", 1), ("beta-code", 2), ("beta-prose", 2)):
+            row = columns({"ideal layer, ms": "15.2f", "median": "7.3f", "95th": "7.3f"}, f"{model}, {name}: tokens of a GPU")
+            for tokens in (256, 1024, 2048, 7680, 30720):
+                asked = whole | {"choices": choices, "check_experts": 2 * choices, "copies": tokens * 16 / 2048}
+                result = serving.simulated(model, 16, name, **asked)
+                gains = [serving.gain(result, part, over="static") for part in ("median_inference", "tail_inference")]
+                row(str(tokens), 1e3 * float(np.median(result.schemes["ideal"].layer)), *gains)
+
+
 if __name__ == "__main__":
+    where_it_pays()
     for gpus in sys.argv[1:] or ("16", "8"):
         scheduling(int(gpus))

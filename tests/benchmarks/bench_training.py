@@ -6,7 +6,8 @@
 import pandas as pd
 
 from engine.reproduce.lancet import against_the_paper, evaluate, settings, weight_gradient_gaps
-from engine.reproduce.lina import PAPER, design_choices, partition_sizes
+from engine.reproduce.lina import contention, training
+from engine.result import never
 from tests.benchmarks.shared import run_parts
 
 
@@ -24,13 +25,14 @@ def lancet() -> None:
 
 
 def lina() -> None:
-    pd.set_option("display.width", 200)
-    print("Speedup of the step over fair sharing without cuts (Figure 14), 16 experts on 16 A100")
-    print(design_choices().round(4).to_string(index=False))
-    print("the paper's text:", PAPER)
-    for model in ("GPT-2", "Transformer-XL"):
-        print(f"\nMicro-op size, {model} (Figure 15)")
-        print(partition_sizes(model).round(5).to_string(index=False))
+    pd.set_option("display.width", 200, "display.max_colwidth", 60)
+    for make in (training.step_time, training.designs, contention.sweep, training.partition_sizes):
+        exhibit = make(never)
+        print(f"\n{make.__doc__}")
+        print(pd.DataFrame(exhibit.rows).round(4).to_string(index=False))
+        print(
+            pd.DataFrame([claim.model_dump(include={"quantity", "published", "ours"}) for claim in exhibit.claims]).to_string()
+        )
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import pytest
 
 from engine.cluster import Cluster, Gpu
 from engine.launch.preparation.settled import computed_in
-from engine.reproduce.lina import DESIGNS, MODELS, paper_problem
+from engine.reproduce.lina.training import DESIGNS, TABLE_1, TASKS, paper_problem
 from engine.reproduce.pipemoe import MOST_PARTS, TABLE_VI, table_iv, table_vi
 from engine.simulate.training import price_step
 from engine.systems import TRAINING, run
@@ -13,16 +13,16 @@ from engine.systems.pieces import linear_placement
 from tests.cases.pipemoe import GPUS, walked
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", [*TASKS, TABLE_1], ids=str)
 def test_experts_take_about_a_fifth_of_an_all_to_all(model):
-    """Figure 7: 1.6 ms of 7.6 ms."""
+    """Figure 7, of a backward pass: 1.6 ms of 7.6 ms."""
     problem = paper_problem(model)
     priced = price_step(problem, linear_placement(problem))
     seconds = {"experts": 0.0, "dispatch": 0.0}
     for operator, parts in zip(priced.graph.operators, priced.seconds, strict=True):
-        if operator.phase == "forward" and operator.kind in seconds:
+        if operator.phase in ("dx", "dw") and operator.kind in seconds:
             seconds[operator.kind] += parts[0].max()
-    assert 0.1 < seconds["experts"] / seconds["dispatch"] < 0.3
+    assert 0.15 < seconds["experts"] / seconds["dispatch"] < 0.3
 
 
 def test_the_papers_rule_packs_where_experts_leave_room():

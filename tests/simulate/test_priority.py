@@ -5,7 +5,7 @@ import pytest
 from hypothesis import strategies as st
 
 from engine.errors import InputError
-from engine.reproduce.lina import BUCKET, FIGURES, FITTED_USE, MS, PRINTED, PRINTED_ALLREDUCE, lina_example
+from engine.reproduce.lina.example import BUCKET, FIGURES, FITTED_USE, MS, PRINTED, PRINTED_ALLREDUCE, lina_example
 from engine.result import Status
 from engine.simulate.priority import POLICIES, schedule_network
 from engine.simulate.streams import run_streams

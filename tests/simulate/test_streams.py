@@ -148,6 +148,7 @@ def test_keeps_every_rule_for_any_shares_of_the_network(tasks, policy, use):
     start, end = run_streams(tasks, policy, use)
     makespan = check_streams(tasks, policy, use, start, end)
     assert makespan == end.max()
+    np.testing.assert_array_equal(run_streams(tasks, policy, together=shared_rates(use)), (start, end))
     # No policy idles while there is work and none can beat any one group's own computations.
     assert makespan >= tasks.seconds[tasks.stream == COMPUTE].sum(axis=0).max(initial=0) * (1 - 1e-12)
     assert makespan <= tasks.seconds.sum() + tasks.release.max() + 1e-9
@@ -229,6 +230,14 @@ def test_malformed_tasks_are_refused(change, message):
 def test_unknown_policies_and_shares_are_refused(policy, use, message):
     with pytest.raises(InputError, match=message):
         run_streams(step(compute(1)), policy, use)
+
+
+@pytest.mark.parametrize("together", [(0, 1), (1, 1.5), (np.nan, 1)])
+def test_speeds_together_are_above_0_and_at_most_1_and_a_quarter_is_a_quarter(together):
+    with pytest.raises(InputError, match="together"):
+        run_streams(step(compute(1)), "fair", together=together)
+    _, end = run_streams(step(alltoall(1), allreduce(1)), "fair", together=(0.25, 0.25))
+    assert end[:, 0].tolist() == [4, 4]
 
 
 def test_the_check_finds_what_is_wrong():

@@ -17,7 +17,18 @@ from engine.placement.devices.search import pack_devices
 from engine.placement.popularity import profile_paths
 from engine.problem import Problem
 from engine.result import Limits
-from engine.simulate.two_phase import SCHEMES, SchemeSeconds, TwoPhaseOptions, TwoPhaseResult, two_phase
+from engine.simulate.two_phase import (
+    HOST_START_UP,
+    HOST_STEP,
+    PAPER_CHECK,
+    PAPER_SCHEDULE,
+    SCHEMES,
+    SchemeSeconds,
+    TwoPhaseOptions,
+    TwoPhaseResult,
+    reaction_seconds,
+    two_phase,
+)
 from engine.workload import ExpertLoad, RoutingTrace
 from tests.cases.examples import tried
 from tests.strategies import make_gpu, make_model, seeds
@@ -286,7 +297,8 @@ def recording(name: str, part: int | None = None) -> RoutingTrace:
 def test_on_a_recording():
     cluster = cluster_presets()["lina-4-nodes"].cluster
     model = model_presets()["tiny-moe-alpha"].model.model_copy(update={"d_model": 512, "d_ff": 2048})
-    options = TwoPhaseOptions(copies=64, other_seconds=0.017)
+    reaction = {"schedule_seconds": PAPER_SCHEDULE, "check_seconds": PAPER_CHECK}
+    options = TwoPhaseOptions(copies=64, other_seconds=0.017, **reaction)
     own = two_phase(Problem(recording("alpha-man", 1), cluster, model, Datasheet()), recording("alpha-man", 0), options)
     figures = {scheme: own.figures(scheme) for scheme in SCHEMES}
     assert figures["ideal"].median_inference == figures["ideal"].tail_layer == 1
@@ -309,9 +321,14 @@ def test_on_a_recording():
         ({"check": "list"}, "check: 'list' is not one of set, order"),
         ({"packing": "worst"}, "packing"),
         ({"network": "none"}, "network"),
+        ({"start": "nowhere"}, "start"),
+        ({"choices": 2}, "choices: 2; drawn has 1 for each token"),
+        ({"choices": 0}, "choices: 0"),
         ({"copies": 0}, "copies"),
         ({"host_bandwidth": float("inf")}, "host_bandwidth"),
         ({"schedule_seconds": -1.0}, "schedule_seconds"),
+        ({"schedule_seconds": float("nan")}, "schedule_seconds"),
+        ({"other_seconds": -1.0}, "other_seconds"),
         ({"check_experts": 0}, "check_experts"),
     ],
 )
@@ -334,3 +351,58 @@ def test_more_than_four_experts_a_device_need_no_option(experts, gpus):
     result = two_phase(problem_of(trace, gpus), trace, TwoPhaseOptions(path_length=1, batch_tokens=40))
     assert result.options.max_experts_per_device == 2 * experts // gpus
     assert result.inference_seconds("lina").min() > 0
+
+
+def test_the_reaction_is_priced_on_the_cluster():
+    """Counts to the first device, its host's work, and the answer to all, by hand; a check answers a word."""
+    problem, options = problem_of(skewed(0, 30, 3, 4), 2), TwoPhaseOptions(path_length=1, batch_tokens=10, host_bandwidth=1e6)
+    counted = float(problem.cost.memory_pass(problem.cluster.gpus[0], 8 * 10 / 2))
+    to_host = counted + 1e-4 + 4 * 8 / 4e5 + HOST_START_UP + 2 * 4 * 8 / 1e6 + HOST_STEP * 4 * 2
+    answer = [HOST_START_UP + 2 * size / 1e6 + 1e-4 + size / 4e5 for size in (4 * 2 * 4, 8)]
+    wanted = to_host + HOST_STEP * 4 * 2 + answer[0], to_host + answer[1]
+    assert reaction_seconds(problem, options) == pytest.approx(wanted)
+    result = two_phase(problem, skewed(1, 30, 3, 4), options)
+    assert (result.options.schedule_seconds, result.options.check_seconds) == pytest.approx(wanted)
+    given = two_phase(problem, skewed(1, 30, 3, 4), replace(options, schedule_seconds=0.02))
+    assert given.options.schedule_seconds == 0.02 and given.options.check_seconds == pytest.approx(wanted[1])
+
+
+def test_hosting_by_the_profile_is_packed_once_and_may_be_the_start():
+    trace, train = skewed(3, 64, 3, 6), skewed(4, 64, 3, 6)
+    problem = problem_of(trace, 3)
+    options = TwoPhaseOptions(path_length=2, batch_tokens=64, max_experts_per_device=3, start="popularity")
+    result = two_phase(problem, train, options)
+    ranks = trace.rank_of_token(3)
+    for layer in range(3):
+        hosting = pack_devices(3 * train.load[layer] / 64, 3, 3, layer)
+        alone = plain_seconds(hosting, trace.experts[:, layer, 0], ranks, problem)
+        assert result.schemes["static"].layer[0, layer] == pytest.approx(alone)
+    for scheme in ("lina", "without_fine_tuning"):
+        started = result.schemes[scheme].layer[:, :2]
+        np.testing.assert_array_equal(started, result.schemes["static"].layer[:, :2])
+    assert not result.schemes["static"].waiting.any()
+    assert [len(layers) for layers in result.hostings] == [3]
+
+
+def test_tokens_go_to_as_many_experts_as_they_have_choices_and_all_count_in_estimates():
+    rng = np.random.default_rng(5)
+    both = np.stack([np.argsort(rng.random((40, 3, 5)) * [1, 1, 1, 2, 3], axis=2)[:, :, :2] for _ in range(2)]).astype(np.int16)
+    train, trace = (RoutingTrace("two", experts, 5) for experts in both)
+    problem = problem_of(trace, 2)
+    options = TwoPhaseOptions(path_length=1, top_k=5, batch_tokens=20, choices=2, check_experts=2, max_experts_per_device=5)
+    result = two_phase(problem, train, options)
+    for batch, layer in ((0, 1), (1, 2)):
+        part = slice(20 * batch, 20 * batch + 20)
+        estimate = np.zeros(5)
+        for first in trace.experts[part, layer - 1, 0]:
+            after = np.bincount(train.experts[train.experts[:, layer - 1, 0] == first, layer].ravel(), minlength=5)
+            estimate += after / after.sum()
+        actual = np.bincount(trace.experts[part, layer].ravel(), minlength=5)
+        top = [set(np.argsort(-np.round(counts, 9), kind="stable")[:2]) for counts in (estimate, actual)]
+        assert result.same_set[batch, layer] == (top[0] == top[1])
+    demand = trace.part(np.arange(20)).demand(2)[0]
+    held = np.repeat(np.eye(2), [3, 2], axis=0)
+    traffic = demand @ held * problem.model.bytes_per_token
+    assert demand.sum() == 40
+    exchanged = problem.network.bound(traffic) + problem.network.bound(traffic.T)
+    assert result.schemes["baseline"].all_to_all[0, 0] == pytest.approx(exchanged)

@@ -5,12 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from engine.compare.figures import metrics
+from engine.errors import InputError
 from engine.plan import Plan, Reaction
 from engine.problem import Problem
+from engine.simulate import bound_of_plan, simulate, simulate_layers
 from engine.simulate.two_phase import TwoPhaseOptions, two_phase
 from engine.systems import SYSTEMS, run
 from engine.systems.base import Outcome
 from engine.units import digits, ratio, share
+from engine.units import seconds as seconds_in_words
 from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix
 from tests.cases.refusals import refusal
 from tests.cases.samples import chained, problem_of, walks, with_room_for
@@ -129,10 +133,11 @@ def test_the_notes_are_counted_again():
     notes = outcome.notes
     assert notes["estimates right (top 2 as a set, in order)"].value == (f"{share(right)}, {share(in_order)} of 3 batches")
     assert notes["layers tuned again"].value == share(1 - right)
-    assert notes["assumed"].value.startswith("6.2 ms to schedule again and 1.45 ms to check")
-    options = TwoPhaseOptions(path_length=2, top_k=2, batch_tokens=50, copies=10)
+    options = TwoPhaseOptions(path_length=2, top_k=2, batch_tokens=50, copies=10, start="popularity")
     result = two_phase(problem.with_workload(served), profile, options)
-    names = {"no scheduling": "baseline", "both phases": "lina"}
+    priced = result.options.schedule_seconds, result.options.check_seconds
+    assert notes["priced at"].value.startswith("{} to schedule again and {} to check".format(*map(seconds_in_words, priced)))
+    names = {"no scheduling": "baseline", "hosted once": "static", "both phases": "lina"}
     names |= {"without estimation": "without_estimation", "without fine-tuning": "without_fine_tuning"}
     for title, percent in (("median", 50), ("95th percentile", 95)):
         ideal = np.percentile(result.schemes["ideal"].layer.sum(axis=1), percent)
@@ -192,8 +197,39 @@ def test_the_plan_is_named_for_its_hosting_and_says_what_its_scheduler_makes_of_
     outcome = lina(problem, path_length=2, batch_tokens=50)
     assert outcome.result.solution.name == "Lina's hosting, unscheduled"
     profile, served = problem.workload.halves()
-    options = TwoPhaseOptions(path_length=2, batch_tokens=50, copies=64.0)
+    options = TwoPhaseOptions(path_length=2, batch_tokens=50, copies=64.0, start="popularity")
     result = two_phase(replace(problem, workload=served), profile, options)
-    medians = [np.median(result.inference_seconds(scheme)) for scheme in ("baseline", "lina")]
-    note = outcome.notes["with its scheduler, against contiguous blocks"]
-    assert note.value == pytest.approx(medians[0] / medians[1]) and note.unit == "×"
+    scheduled = np.median(result.inference_seconds("lina"))
+    for scheme, over in (("baseline", "contiguous blocks"), ("static", "this hosting left as it is")):
+        note = outcome.notes[f"with its scheduler, against {over}"]
+        assert note.value == pytest.approx(np.median(result.inference_seconds(scheme)) / scheduled) and note.unit == "×"
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_a_plan_that_is_ranked_by_its_scheduler_takes_its_median_batch(k):
+    rows = np.stack([chained(choice, 240, 5, 8, 0.8).experts[:, :, 0] + 0 for choice in range(k)], axis=2)
+    rows[:, :, 1:] = (rows[:, :, :1] + 1 + rows[:, :, 1:] % 7) % 8  # distinct experts of a token
+    problem = problem_of(RoutingTrace("two", rows.astype(np.int16), 8), FOUR)
+    outcome = lina(problem, path_length=2, batch_tokens=40, scheduler=True)
+    plan, timeline = outcome.result.solution, outcome.timeline
+    assert plan.name == "Lina (inference)" and plan.reaction.batch == 40 and plan.reaction.check_experts == 2 * k
+    profile, served = problem.workload.halves()
+    options = TwoPhaseOptions(path_length=2, batch_tokens=40, copies=6.0, start="popularity", choices=k, check_experts=2 * k)
+    quick, sends = (
+        two_phase(replace(problem, workload=served), profile, replace(options, network=network))
+        for network in ("bound", "concurrent")
+    )
+    middle = np.argsort(quick.inference_seconds("lina"), kind="stable")[1]
+    own, waited = sends.schemes["lina"], quick.schemes["lina"].waiting
+    assert timeline.total == pytest.approx((own.layer - own.waiting + waited)[middle].sum())
+    assert waited[middle].sum() > 0
+    assert simulate(plan, problem).total == outcome.result.objective == timeline.total
+    assert outcome.result.bound == bound_of_plan(plan, problem) == 0
+    again = Plan.from_json(plan.to_json(), "again")
+    assert again == plan and again.id != lina(problem, path_length=2, batch_tokens=40).result.solution.id
+    figures = metrics(plan, problem)
+    assert figures.total == timeline.total and figures.to_dict()["order_gap"] is None
+    assert simulate_layers(plan, problem, timeline, 0, 1).total < timeline.total
+    load = ExpertLoad("counts", np.ones((5, 8)), (0, 1, 2, 3, 4))
+    with pytest.raises(InputError, match="follows tokens from layer to layer"):
+        simulate(plan, problem.with_workload(load))

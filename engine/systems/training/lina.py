@@ -53,7 +53,7 @@ def lina(problem: Problem, options: LinaOptions, stop: Stop, report: Report) -> 
         choices = packings(problem, options.micro_op_mb * 1e6, options.packing == "lina", notes)
     tried: dict[float, Draft] = {}
     for step, (experts, placement) in enumerate(choices.items()):
-        draft = _scheduled(problem, placement, options)
+        draft = scheduled(problem, placement, options)
         seconds = simulate_step(draft.plan("trial", Provenance(optimiser="lina")), problem).total
         tried.setdefault(seconds, draft)
         if len(choices) > 1:
@@ -67,7 +67,7 @@ def lina(problem: Problem, options: LinaOptions, stop: Stop, report: Report) -> 
     return replace(best, notes=notes, cancelled=stop())
 
 
-def _scheduled(problem: Problem, placement: Placement, options: LinaOptions) -> Draft:
+def scheduled(problem: Problem, placement: Placement, options: LinaOptions) -> Draft:
     """The network's policy and the micro-ops, for a placement."""
     micro_op, policy, layers = options.micro_op_mb * 1e6, options.policy, placement.layers
     degree = _degree(price_step(problem, placement), micro_op) if options.pipelining else 1

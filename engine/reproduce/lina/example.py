@@ -18,25 +18,17 @@ Figures 7 and 8 of the paper, read as follows (milliseconds as printed there):
   shorter one leaves room to start the next before the FFN is over, and the second all-to-all then waits for that: with the 1.3
   that the figure's last micro-op takes (22.5 to 23.8) the rule gives 25.6 for the layer's gradients, with a fifth of the
   bucket, 1.58, it gives 26.2. The printed 24.6 so needs 1.6 here, and the last all-reduce ends at 24.1 instead of 23.8.
-
-Lina's communication scheduler in training (§7.2.2, Figures 14 and 15) on our simulated step.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 
-from engine.catalogue import cluster_presets
-from engine.compare.figures import metrics
-from engine.costs import CostModel, Datasheet
 from engine.errors import InputError
-from engine.model import MoEModel
-from engine.problem import Problem, make_problem
+from engine.reproduce.exhibits import Chart, Claim, Exhibit
+from engine.result import Stop
 from engine.simulate.streams import ALL_REDUCE, ALL_TO_ALL, COMPUTE, Tasks, run_streams
-from engine.systems import TRAINING, run
-from engine.training import TrainingStep, balanced_load
 
 MS = 1e-3
 GRADIENTS, COMBINE, ALLTOALL, FFN, GATE, BUCKET = 4.1 * MS, 1.6 * MS, 7.6 * MS, 1.6 * MS, 2.1 * MS, 7.9 * MS
@@ -129,57 +121,41 @@ class _Builder:
         return Tasks(stream, seconds[:, None], np.array(self.edges), np.zeros(len(stream)), pair, holds)
 
 
-MODELS = {"GPT-2": (12, 768), "BERT2GPT2": (12, 768), "Transformer-XL": (24, 1024)}
-"""Layers (§7.1) and width. The paper gives no widths: those of the base models are taken. An encoder-decoder's layers count
-as plain ones here."""
-
-DESIGNS = {
-    "fixed": {"policy": "fixed", "pipelining": False, "packing": "off"},
-    "priority": {"policy": "naive", "pipelining": False, "packing": "off"},
-    "+ micro-ops": {"policy": "priority", "pipelining": False, "packing": "off"},
-    "+ pipelining": {"policy": "priority", "pipelining": True, "packing": "off"},
-    "+ packing": {"policy": "priority", "pipelining": True, "packing": "best"},
-    "+ packing, the paper's rule": {"policy": "priority", "pipelining": True, "packing": "lina"},
+FITTED = (
+    "two shares of the network, {:.2f} and {:.2f} of their speeds while both run, are fitted to the ends at 14.7 and 17.7 ms"
+)
+READ = "the simulator's rules on the lengths that the figure prints; {}"
+REASONS = {
+    "7a": FITTED.format(ALLTOALL_RATE, ALLREDUCE_RATE),
+    "7b": READ.format("one collective at a time, none held back"),
+    "7c": READ.format("the all-reduce waits for the second all-to-all"),
+    "8a": READ.format("a micro-op as long as the FFN, 1.6 ms, as the printed end of the layer needs (with 1.3 it is 25.6 ms)"),
+    "8b": READ.format("micro-ops of 1.57 ms, from the three between 20.9 and 25.6"),
 }
-PAPER = {"priority": (1.24,), "+ micro-ops": (1.36, 1.42), "+ packing": (1.37, 1.73)}
-"""Speedups over the baseline that the text quotes: of priority on average, of micro-ops by number of experts, and of all by
-number of experts (§7.2)."""
-
-SIZES_MB = (5.0, 10.0, 20.0, 30.0, 50.0, 70.0, 100.0, 200.0)
 
 
-def paper_problem(model: str, cost: CostModel | None = None, batch: int = 8) -> Problem:
-    """One of Lina's training tasks: 16 experts on 16 A100, top-2, every FFN an MoE layer. Numbers and tokens are not in the
-    paper; 32 bits and 8 × 512 tokens give about its times of one all-to-all (7.6 ms, Figure 7) and its share of the step
-    (a good third, Table 1). Matrix products of 32-bit numbers ran in TF32, the default of its PyTorch 1.10 (§6): Figure 7 has
-    experts that take 0.2 of an all-to-all, on CUDA cores they would take as long as one."""
-    layers, width = MODELS[model]
-    moe = MoEModel(
-        name=model, layers=layers, experts=16, experts_per_token=2, d_model=width, d_ff=4 * width, ffn_matrices=2, dtype="tf32"
-    )
-    step = TrainingStep(
-        batch=batch, sequence_length=512, heads=width // 64, dense_d_ff=4 * width, gate="top-k", tied_embeddings=True
-    )
-    return make_problem(balanced_load(moe), cluster_presets()["lina-4-nodes"].cluster, moe, cost or Datasheet(), step=step)
+def timelines(figures: tuple[str, ...]) -> Callable[[Stop], Exhibit]:
+    """The maker of an exhibit of these parts of Figure 7 or 8: their ends as claims, and every task as a row."""
 
+    def make(stop: Stop) -> Exhibit:
+        claims, rows = [], []
+        for figure in figures:
+            example = lina_example(figure)
+            gradients, reduced = example.milestones()
+            for name, printed, ours in (
+                ("the layer's gradients are complete", PRINTED[figure], gradients),
+                ("the last all-reduce ends", PRINTED_ALLREDUCE[figure], reduced),
+            ):
+                claims.append(Claim(quantity=f"{figure}: {name}, s", published=printed, ours=ours, why=REASONS[figure]))
+            start, end = run_streams(example.tasks, example.policy, example.use)
+            streams = ("compute", "all-to-all", "all-reduce")
+            rows += [
+                {"figure": figure, "stream": streams[stream], "task": name, "start": begin, "end": finish}
+                for name, stream, begin, finish in zip(
+                    example.names, example.tasks.stream.tolist(), start[:, 0].tolist(), end[:, 0].tolist(), strict=True
+                )
+            ]
+        chart = Chart(kind="points", x="end", y="stream", facet="figure", x_title="end of a task, s", y_title="stream")
+        return Exhibit(claims=tuple(claims), rows=tuple(rows), chart=chart)
 
-def design_choices(models: Iterable[str] = MODELS) -> pd.DataFrame:
-    """Figure 14 and our packing: speedup of the step over the baseline (fair sharing, nothing cut), one row a model."""
-    rows = []
-    for model in models:
-        problem = paper_problem(model)
-        baseline = run(TRAINING["deepspeed"], problem).result.objective
-        row = {"model": model, "baseline": baseline}
-        row |= {name: baseline / run(TRAINING["lina"], problem, options).result.objective for name, options in DESIGNS.items()}
-        rows.append(row)
-    return pd.DataFrame(rows)
-
-
-def partition_sizes(model: str, sizes_mb: Iterable[float] = SIZES_MB) -> pd.DataFrame:
-    """Figure 15: seconds of the step and of exposed communication by micro-op size, without packing."""
-    problem, rows = paper_problem(model), []
-    for size in sizes_mb:
-        outcome = run(TRAINING["lina"], problem, DESIGNS["+ pipelining"] | {"micro_op_mb": size})
-        figures = metrics(outcome.result.solution, problem, outcome.timeline)
-        rows.append({"MB": size, "seconds": figures.total, "exposed": figures.exposed_communication})
-    return pd.DataFrame(rows)
+    return make
