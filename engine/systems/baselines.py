@@ -142,7 +142,7 @@ class PackingOptions(Options):
     gpus: Literal["in order", "random"] = Field(
         "in order", title="GPUs", description="every second GPU for each model, or those that the seed draws"
     )
-    order: Literal["matched", "sjf", "rcs"] = Field(
+    sends: Literal["matched", "sjf", "rcs"] = Field(
         "matched", title="Send order", description="Aurora's, shortest job first (sjf), or random (rcs)"
     )
     seed: Seed = 0
@@ -175,7 +175,7 @@ def same_model_packing(problem: Problem, options: PackingOptions, stop: Stop, re
         placements.append(to_placement(np.array(rows), model_problem))
         starts.append(tuple(mine[np.arange(gpus) * len(mine) // gpus].tolist()))
     moved = replace(problem, token_gpus=starts[0], second=replace(problem.second, token_gpus=starts[1]))
-    draft = in_order(placements, moved, stop, options.order, options.seed)
+    draft = in_order(placements, moved, stop, options.sends, options.seed)
     return replace(draft, token_gpus=starts[0], token_gpus_b=starts[1])
 
 

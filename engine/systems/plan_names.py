@@ -32,6 +32,7 @@ _WORDS: dict[str, Callable[..., str]] = {
     "pipelining": lambda value: "pipelined experts" if value else "experts not pipelined",
     "placement": lambda value: f"{value} placement",
     "policy": lambda value: f"{value} policy",
+    "sends": lambda value: f"{value} sends",
     "spare": lambda value: f"spare slots {value}",
     "slots": lambda value: f"{value} slots",
     "stages": lambda value: f"{value} stages",

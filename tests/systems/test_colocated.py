@@ -367,7 +367,7 @@ def test_decoupled_colocation_has_the_best_pairs_and_then_the_best_gpus_for_thes
         assert cost[everyone, a, b].max() == min(cost[list(order), a, b].max() for order in permutations(range(4)))
 
 
-@pytest.mark.parametrize(("options", "mode"), [({}, "matched"), ({"gpus": "random", "order": "rcs", "seed": 3}, "sequential")])
+@pytest.mark.parametrize(("options", "mode"), [({}, "matched"), ({"gpus": "random", "sends": "rcs", "seed": 3}, "sequential")])
 def test_packing_gives_each_model_half_of_the_gpus_to_itself(options, mode):
     problem = pair_of_samples(8)
     plan = run(SYSTEMS["packing"], problem, options).result.solution
