@@ -55,7 +55,8 @@ def test_two_models_from_the_goal_to_the_timeline(app: AppTest) -> None:
     assert "Choose the recording of the second model" in said(app.info)
     enter(app, "Second model's recording", second)
     offered = {box.label.split("**")[1] for box in app.checkbox}
-    assert offered == {"Aurora", "Best of all", "Random colocation (REC)", "Same-model packing (Lina)", "Linear placement"}
+    preselected = {"Aurora", "Best of all", "Random colocation (REC)", "Same-model packing (Lina)", "Linear placement"}
+    assert offered == preselected | {"Sorted colocation", "Decoupled colocation"}
     run_the_job(app)
     table = app.dataframe[0].value
     assert len(table) == 5 and table["Plan"].tolist()[:2] == ["Linear placement", "Best of all"]
