@@ -101,6 +101,10 @@ def test_followers_and_recordings():
     trace = routing.recording("alpha-code", 4, 10)
     assert trace.num_experts == 4 and trace.layers == 10
     np.testing.assert_array_equal(trace.experts[:, 8:], trace.experts[:, :2])
+    ranked = routing.recording("alpha-code" + routing.RANKED, 4).load
+    assert (np.diff(ranked, axis=1) <= 0).all() and (ranked.max(axis=1) / ranked.min(axis=1)).mean() == pytest.approx(
+        4.07, abs=0.01
+    )
     shares = routing.followers(trace, 1)
     pairs = trace.experts[:, :2, 0].astype(int)
     groups = [np.bincount(pairs[pairs[:, 0] == expert, 1], minlength=4) for expert in range(4)]
