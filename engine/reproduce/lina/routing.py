@@ -32,12 +32,20 @@ TABLE_2 = {
 FIGURE_9 = {1: 0.4194, 2: 0.5459}
 
 
+RANKED = ", by rank"
+"""After a recording's name: experts are put together by popularity instead, the most popular with the next ones."""
+
+
 @cache
 def recording(name: str, experts: int = 16, layers: int = 8) -> RoutingTrace:
     """A shipped recording as one of fewer experts, a divisor of its own, and of as many layers."""
-    trace = read_workload(FOLDER / f"{name}.npz")
+    trace = read_workload(FOLDER / f"{name.removesuffix(RANKED)}.npz")
     chosen = np.arange(layers) % trace.layers
-    table = trace.experts[:, chosen] // (trace.num_experts // experts)
+    place = np.broadcast_to(np.arange(trace.num_experts), trace.load.shape)
+    if name.endswith(RANKED):
+        place = np.argsort(np.argsort(-trace.load, axis=1, kind="stable"), axis=1)
+    of_expert = place // (trace.num_experts // experts)
+    table = np.stack([of_expert[layer][trace.experts[:, layer]] for layer in chosen], axis=1).astype(trace.experts.dtype)
     return RoutingTrace(name, table, experts, trace.sequence)
 
 
