@@ -19,18 +19,22 @@ with actions:
         board.import_panel()
     if cluster is None:
         widgets.sample_button("secondary")
-if cluster is not None:
-    with st.container(horizontal=True, vertical_alignment="center"):
-        table.offer_nvlink(cluster)
-if newcomer:
-    st.info("No cluster is open yet. Choose a preset, import yours, or draw one below.", icon=":material/info:")
-    board.gallery()
+# One place whatever is in it: where the board had another, the browser would draw it anew, and an edit under way would be lost.
+with st.container():
+    if cluster is not None:
+        with st.container(horizontal=True, vertical_alignment="center"):
+            table.offer_nvlink(cluster)
+    if newcomer:
+        st.info("No cluster is open yet. Choose a preset, import yours, or draw one below.", icon=":material/info:")
+        board.gallery()
 drawing = st.container()
-below = st.container() if cluster is None else table.totals(cluster)
+figures, room, file = table.line()
+# Before all that takes time: a run that ends early, as the next edit begins one, has to have taken up the edit before.
 with drawing:
-    board.board(cluster, below)
+    board.board(cluster, room)
 if cluster is None:
     st.stop()
+table.totals(cluster, figures, file)
 
 inventory, between, times, trusted = st.tabs(
     [

@@ -244,15 +244,22 @@ def _add(cluster: Cluster) -> None:
     state.visit.notice = "NVLink added; its latency of 5 µs is assumed until calibrated"
 
 
-def totals(cluster: Cluster) -> DeltaGenerator:
-    """Totals of the GPUs, the file, and the check that the open models fit the memory. Returns room on that line."""
+def line() -> tuple[DeltaGenerator, DeltaGenerator, DeltaGenerator]:
+    """The places on the line of totals: for the figures, for a control, and for the file."""
     with st.container(horizontal=True, gap="medium", vertical_alignment="center"):
+        figures = st.container(horizontal=True, gap="medium", width="content")
+        st.space("stretch")
+        return figures, st.container(width="content"), st.container(width="content")
+
+
+def totals(cluster: Cluster, figures: DeltaGenerator, file: DeltaGenerator) -> None:
+    """Totals of the GPUs, the file, and the check that the open models fit the memory. figures, file: their places"""
+    with figures:
         st.metric("GPUs", len(cluster.gpus))
         st.metric("Memory", f"{cluster.values('memory').sum() / 2**30:,.0f} GiB")
         st.metric("Peak, 16-bit", f"{cluster.values('flops_fp16').sum() / 1e15:.3g} PFLOP/s")
         st.metric("Fabric bandwidth", units.bandwidth(float(cluster.values("send_bandwidth").sum())))
-        st.space("stretch")
-        room = st.container(width="content")
+    with file:
         # Written when asked for: a file that is ready may be gone before the browser looks, when edits follow each other.
         widgets.download("Save as JSON", lambda: cluster.model_dump_json(indent=1, exclude_none=True), f"{cluster.name}.json")
     second = state.session.model_of.get(state.session.second or "")
@@ -266,7 +273,6 @@ def totals(cluster: Cluster) -> DeltaGenerator:
         st.caption(plain(sentence))
     if not models:
         st.caption("Open a model to see whether its experts fit the memory.")
-    return room
 
 
 def without_fp8(cluster: Cluster, models: list[MoEModel]) -> list[str]:
