@@ -105,7 +105,7 @@ def test_a_study_answers_as_its_job(name: str, engine, inputs, problem: Problem)
 
 
 def test_every_study_of_the_pages_has_a_command() -> None:
-    elsewhere = {"optimise", "launch", "calibrate", "verdict", "redundancy", "drift", "size"}
+    elsewhere = {"optimise", "launch", "calibrate", "verdict", "redundancy", "drift", "size", "reproduce"}
     assert set(STUDIES) == set(HANDLERS) - elsewhere | {"utilisation"} == {*CASES, "sweep", "utilisation", "deployments"}
     assert sorted_choices(small().workload) is False
 
