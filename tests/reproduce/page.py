@@ -30,7 +30,7 @@ def tables() -> str:
         reasons: dict[str, None] = {}
         for number, claim in claims:
             if claim.verdict is not Verdict.REPRODUCED:
-                reasons.setdefault(f"* {number}: {claim.why}.")
+                reasons.setdefault(f"* {number}: {claim.why.rstrip('.')}.")
         lines += ["", *reasons]
     return "\n".join(lines) + "\n"
 

@@ -8,6 +8,7 @@ from engine.reproduce.papers import PAPERS, claims_as_rows, reproduce
 from engine.result import never
 from engine.systems.base import silent
 from tests import everything
+from tests.reproduce.page import PAGE, cells
 
 SLOW = {
     "aurora": ("11c", "11d", 12, 14),
@@ -59,6 +60,9 @@ def test_every_exhibit_has_claims_with_reasons_and_a_chart_of_columns_that_are_t
     rows = claims_as_rows(name, entry, exhibit)
     assert len({row["quantity"] for row in rows}) == len(rows)
     assert Exhibit.from_json(exhibit.to_json(), "an exhibit") == exhibit
+    page = PAGE.read_text(encoding="utf-8")
+    printed = [claim for claim in exhibit.claims if "planning, seconds" not in claim.quantity]  # of the machine
+    assert all(f"| {entry.number} | {' | '.join(cells(claim))} |" in page for claim in printed)
     if exhibit.chart is not None:
         used = {exhibit.chart.x, exhibit.chart.y, exhibit.chart.series, exhibit.chart.facet, exhibit.chart.published} - {None}
         assert exhibit.rows and all(used <= set(row) for row in exhibit.rows)
