@@ -1,6 +1,6 @@
-"""Four journeys through the studio: `make journeys` prints the seconds of each and photographs every step.
+"""Five journeys through the studio: `make journeys` prints the seconds of each and photographs every step.
 
-    python -m tests.browser.journeys [newcomer] [engineer] [planner] [team]
+    python -m tests.browser.journeys [newcomer] [engineer] [planner] [team] [reader]
 
 A step ends when its page has come to rest; then it is photographed as `VARIANTS` say, which counts in no time. The pictures are
 for people to look at: a newcomer's eye finds what no test asks for.
@@ -76,7 +76,7 @@ def newcomer(journey: Journey, folder: Path) -> None:
     with journey.person() as page:
         with journey.step(page, "start page"):
             page.goto(journey.address)
-            expect(page.locator(conftest.TITLES, has_text="as fast")).to_be_in_viewport(ratio=1)
+            expect(page.locator(conftest.TITLES, has_text="speed by planning")).to_be_in_viewport(ratio=1)
         with journey.step(page, "plans"):
             page.get_by_role("button", name="Plan the sample").click()
             conftest.wait_for_plans(page)
@@ -229,7 +229,25 @@ def team(journey: Journey, folder: Path) -> None:
             expect(ben.get_by_role("button", name="Reopen")).to_be_visible()
 
 
-JOURNEYS = {journey.__name__: journey for journey in (newcomer, engineer, planner, team)}
+def reader(journey: Journey, folder: Path) -> None:
+    """From a figure's number in the Aurora paper to our value, the reason of the difference, and the setting as a plan."""
+    with journey.person() as page:
+        with journey.step(page, "start page"):
+            page.goto(journey.address)
+        with journey.step(page, "Figure 13 of Aurora"):
+            conftest.visit(page, "Papers")
+            page.get_by_role("radio", name="Figure 13").click()
+            expect(page.get_by_role("button", name="Compute Figure 13")).to_be_visible()
+        found = page.locator(conftest.TITLES, has_text="of 1 published number")
+        with journey.step(page, "ours and why they differ", found):
+            page.get_by_role("button", name="Compute Figure 13").click()
+            expect(found).to_be_visible(timeout=JOB_TIMEOUT)
+        with journey.step(page, "its setting as a plan"):
+            page.get_by_test_id("stMain").get_by_role("button", name=re.compile("on mixed|aurora")).first.click()
+            expect(page.get_by_role("link", name="See why on the timeline")).to_be_visible(timeout=JOB_TIMEOUT)
+
+
+JOURNEYS = {journey.__name__: journey for journey in (newcomer, engineer, planner, team, reader)}
 
 
 def main(names: list[str]) -> None:
