@@ -1,1 +1,1 @@
-"""One file a paper: its examples and tables computed by our engine, with the published numbers."""
+"""One file or folder a paper: its figures and tables computed by our engine, with the published numbers."""

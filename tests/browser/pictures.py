@@ -166,9 +166,11 @@ def deployed(camera: Camera) -> None:
     running = {"physical_to_logical_map": [list(range(16))[::-1]] * 8}
     file = {"name": "running.json", "mimeType": "application/json", "buffer": json.dumps(running).encode()}
     page.get_by_test_id("stFileUploader").locator("input").first.set_input_files([file])
+    expect(page.get_by_text("deployed: running.json")).to_be_visible()
+    page.get_by_test_id("stExpander").get_by_text("What is deployed today").click()
     expect(page.get_by_text("Deployed today: running.json")).to_be_visible()
     figure = page.get_by_test_id("stMetric").filter(has_text="Cross-node share")
-    camera.shoot("deployed", first=page.get_by_text("Deployed now", exact=True), last=figure)
+    camera.shoot("deployed", first=page.get_by_text("What is deployed today"), last=figure)
 
 
 def recordings(camera: Camera) -> None:
@@ -232,7 +234,7 @@ def training_step(camera: Camera) -> None:
     conftest.settle(page)
     conftest.run_systems(page)
     # The job shown as done may be an earlier one; the fastest plan is opened when all have ended.
-    expect(page.get_by_test_id("stSidebar").get_by_text("Lancet", exact=True)).to_be_visible(timeout=JOB_TIMEOUT)
+    expect(page.get_by_test_id("stSidebar").get_by_text("Best of all (tr").first).to_be_visible(timeout=JOB_TIMEOUT)
     conftest.settle(page)
     hidden = page.locator('[class*="st-key-titled-"]').first
     camera.shoot("training", first=hidden, last=page.get_by_test_id("stDataFrame").first)
