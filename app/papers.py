@@ -9,11 +9,11 @@ from app import cached, failing, kept, state, studies, tables, widgets
 from app.charts import papers as charts
 from app.optimise import answer
 from app.tables import plain
+from engine.costs import choice
 from engine.jobs.papers import ReproduceAnswer
 from engine.problem import Problem
-from engine.reproduce.exhibits import Claim, Entry, Exhibit, Opening, Value
+from engine.reproduce.exhibits import Claim, Entry, Exhibit, Opening, in_words
 from engine.reproduce.papers import PAPERS
-from engine.units import digits
 
 KIND = "reproduce"
 MARKS = {"reproduced": "✓ reproduced", "partly": "≈ partly", "not": "✗ not"}
@@ -87,8 +87,8 @@ def _exhibit(entry: Entry, exhibit: Exhibit) -> None:
     tables.show(
         {
             "Quantity": [claim.quantity for claim in claims],
-            "The paper": [_value(claim.published) for claim in claims],
-            "Ours": [_value(claim.ours) for claim in claims],
+            "The paper": [in_words(claim.published) for claim in claims],
+            "Ours": [in_words(claim.ours, tables.MISSING) for claim in claims],
             "": [MARKS[claim.verdict] for claim in claims],
             "Why they differ": [claim.why for claim in claims],
         },
@@ -108,12 +108,6 @@ def _reasons(claims: Sequence[Claim]) -> None:
         for reason in dict.fromkeys(claim.why for claim in claims):
             about = [claim.quantity for claim in claims if claim.why == reason]
             st.markdown(f"**{plain(about[0])}**{' and more' if len(about) > 1 else ''}: {plain(reason)}")
-
-
-def _value(value: Value | None) -> str:
-    if value is None:
-        return tables.MISSING
-    return " to ".join(digits(end) for end in value) if isinstance(value, tuple) else digits(value)
 
 
 def _openings(openings: Sequence[Opening]) -> None:
@@ -150,3 +144,5 @@ def _open_inputs(problem: Problem) -> None:
     state.change(second=second.workload.digest if second is not None else None)
     state.open_step(problem.step)
     state.open_serving(None)
+    state.open_graph(problem.graph)
+    state.update(cost=choice.to_dict(problem.cost))

@@ -31,10 +31,7 @@ def exhibit(title: str, rows: Sequence[Row], chart: Chart, dark: bool = False) -
     figure = make_subplots(1, len(facets), subplot_titles=titles, shared_yaxes=len(facets) > 1, horizontal_spacing=0.03)
     for column, facet in enumerate(facets, 1):
         for turn, name in enumerate(series):
-            own = [row for row in rows if (not chart.facet or row[chart.facet] == facet) and row.get(chart.series) == name]
-            if chart.series is None:
-                own = [row for row in rows if not chart.facet or row[chart.facet] == facet]
-            _add(figure, own, chart, str(name or "Ours"), turn, column == 1, column)
+            _add(figure, _own(rows, chart, facet, name), chart, str(name or "Ours"), turn, column == 1, column)
         if chart.published:
             _add_published(figure, rows, chart, facet, series, column, dark)
     figure.update_xaxes(title=plain(chart.x_title), type="log" if chart.log_x else None)
@@ -77,13 +74,7 @@ def _add_published(
 ) -> None:
     """The paper's own values, on the bar of their series or its line."""
     for turn, name in enumerate(series):
-        own = [
-            row
-            for row in rows
-            if row.get(chart.published) is not None
-            and (not chart.facet or row[chart.facet] == facet)
-            and (not chart.series or row[chart.series] == name)
-        ]
+        own = [row for row in _own(rows, chart, facet, name) if row.get(chart.published) is not None]
         if own:
             figure.add_scatter(
                 x=[row[chart.x] for row in own],
@@ -102,6 +93,12 @@ def _add_published(
                 row=1,
                 col=column,
             )
+
+
+def _own(rows: Sequence[Row], chart: Chart, facet: object, series: object) -> list[Row]:
+    """The rows of one series in one panel."""
+    wanted = [(column, value) for column, value in ((chart.facet, facet), (chart.series, series)) if column]
+    return [row for row in rows if all(row[column] == value for column, value in wanted)]
 
 
 def _number(value: object) -> str:

@@ -4,9 +4,8 @@ import argparse
 from typing import Any
 
 from engine.cli.output import answer, columns, progress, stopped_by_signals
-from engine.reproduce.exhibits import Value
+from engine.reproduce.exhibits import in_words
 from engine.reproduce.papers import claims_as_rows, reproduce
-from engine.units import digits
 
 
 def run_reproduce(options: argparse.Namespace) -> int:
@@ -23,15 +22,9 @@ def _as_text(rows: list[dict[str, Any]]) -> str:
         "paper": "paper",
         "figure": "figure",
         "quantity": "quantity",
-        "published": lambda row: _value(row["published"]),
-        "ours": lambda row: _value(row["ours"]),
+        "published": lambda row: in_words(row["published"]),
+        "ours": lambda row: in_words(row["ours"]),
         "verdict": "verdict",
     }
     reasons = dict.fromkeys(f"{row['paper']}, {row['figure']}: {row['why']}" for row in rows)
     return "\n".join([columns(rows, cells), "", *reasons])
-
-
-def _value(value: Value | None) -> str:
-    if value is None:
-        return "–"
-    return " to ".join(digits(end) for end in value) if isinstance(value, (tuple, list)) else digits(value)

@@ -10,6 +10,7 @@ from pydantic import Field
 from engine.problem import Problem
 from engine.result import Stop
 from engine.schema import Frozen
+from engine.units import digits
 
 Value = float | tuple[float, float]
 """A number, or the lowest and the highest of several."""
@@ -108,7 +109,7 @@ class Entry:
     number: as the paper has it: "Figure 13", "Table VI"
     section: of the paper, where its text describes it
     title: in our words
-    make: computes it; ends early with what it has when the stop is True
+    make: computes it; when the stop is True it raises StoppedError or ends early with a part, which nobody is shown
     """
 
     number: str
@@ -116,6 +117,13 @@ class Entry:
     title: str
     make: Callable[[Stop], Exhibit]
     openings: tuple[Opening, ...] = ()
+
+
+def in_words(value: Value | None, missing: str = "–") -> str:
+    """`1.36 to 1.81`, or `missing` for None."""
+    if value is None:
+        return missing
+    return " to ".join(digits(end) for end in value) if isinstance(value, tuple) else digits(value)
 
 
 def _ends(value: Value) -> tuple[float, float]:

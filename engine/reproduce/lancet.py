@@ -7,7 +7,6 @@ communication come near the published ones; in 16 bits the V100's are far smalle
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from itertools import product
 from typing import Literal
 
@@ -17,6 +16,7 @@ from engine.catalogue import model_presets, node_types
 from engine.cluster import Cluster
 from engine.compare.figures import metrics
 from engine.costs import CostModel, Datasheet
+from engine.errors import StoppedError
 from engine.overlap.weight_gradients import schedule_weight_gradients
 from engine.problem import Problem, make_problem
 from engine.reproduce.exhibits import Chart, Claim, Entry, Exhibit, Opening
@@ -160,19 +160,32 @@ ABLATION = {"both": {}, "pipelining alone": {"weight_gradients": "none"}, "weigh
 """Lancet's options in Figure 16."""
 
 
-@cache
-def _rows(gate: Gate, dtype: Dtype) -> pd.DataFrame:
-    return pd.DataFrame(evaluate(settings(gates=(gate,), dtype=dtype)))
+_evaluated: dict[tuple[Gate, Dtype], pd.DataFrame] = {}
+"""Rows of all settings, which several figures share."""
+
+
+def _rows(gate: Gate, dtype: Dtype, stop: Stop) -> pd.DataFrame:
+    if (gate, dtype) not in _evaluated:
+        rows = pd.DataFrame(evaluate(settings(gates=(gate,), dtype=dtype), stop=stop))
+        _go_on(stop)
+        _evaluated[gate, dtype] = rows
+    return _evaluated[gate, dtype]
+
+
+def _go_on(stop: Stop) -> None:
+    """Raises StoppedError once the stop is True: a figure is there as a whole or not at all."""
+    if stop():
+        raise StoppedError("stopped before the figure was whole")
 
 
 def _speedups(rows: pd.DataFrame, baselines: tuple[str, ...] = ("deepspeed", "tutel")) -> pd.Series:
     return pd.concat([rows[name] / rows["lancet"] for name in baselines])
 
 
-def _throughput(gate: Gate) -> Exhibit:
-    claims, rows = [], _rows(gate, "tf32")
+def _throughput(gate: Gate, stop: Stop) -> Exhibit:
+    claims, rows = [], _rows(gate, "tf32", stop)
     for node, own in rows.groupby("node", sort=False):
-        half = _rows(gate, "fp16").query("node == @node")
+        half = _rows(gate, "fp16", stop).query("node == @node")
         for part, value in (("speedup", "max"), ("mean", "mean")):
             tutel, sixteen = (getattr(_speedups(*each), value)() for each in ((own, ("tutel",)), (half,)))
             claims.append(
@@ -201,8 +214,7 @@ def _point(row: pd.Series) -> dict[str, str]:
 def _figure_2(stop: Stop) -> Exhibit:
     rows, ratios = [], []
     for model, nodes in product(MODELS, (2, 4, 8)):
-        if stop():
-            break
+        _go_on(stop)
         problem = Setting(model, "p3dn.24xlarge", nodes, dtype="tf32").problem(Datasheet())
         priced = price_step(problem, linear_placement(problem))
         whole = {"all-to-all": 0.0, "experts": 0.0, "other": 0.0}
@@ -230,6 +242,7 @@ def _figure_6(stop: Stop) -> Exhibit:
         problem = Setting(model, "p4de.24xlarge", 2, dtype="tf32").problem(Datasheet())
         seconds = {}
         for longest in (1, 3, 5, 7, 9, 12, 20, 40, 0):
+            _go_on(stop)
             options = {"weight_gradients": "none", "max_range": longest}
             seconds[longest or 60] = run(TRAINING["lancet"], problem, options, stop).result.objective
         best[model] = min(seconds, key=seconds.__getitem__)
@@ -253,9 +266,9 @@ def _figure_6(stop: Stop) -> Exhibit:
 
 
 def _figure_13(stop: Stop) -> Exhibit:
-    claims, frame = [], _rows("switch", "tf32")
+    claims, frame = [], _rows("switch", "tf32", stop)
     for node, own in frame.groupby("node", sort=False):
-        half = _rows("switch", "fp16").query("node == @node")
+        half = _rows("switch", "fp16", stop).query("node == @node")
         for name in ("raf", "tutel"):
             most, sixteen = (float((1 - each["exposed_lancet"] / each[f"exposed_{name}"]).max()) for each in (own, half))
             claims.append(
@@ -295,7 +308,7 @@ def _figure_14(stop: Stop) -> Exhibit:
 
 
 def _figure_15(stop: Stop) -> Exhibit:
-    rows = _rows("switch", "tf32")
+    rows = _rows("switch", "tf32", stop)
     claim = Claim(
         quantity="planning, seconds, the longest",
         published=(0.0, 1200.0),
@@ -310,8 +323,7 @@ def _figure_15(stop: Stop) -> Exhibit:
 def _figure_16(stop: Stop) -> Exhibit:
     rows, claims, gains = [], [], {}
     for model, node in product(MODELS, NODES):
-        if stop():
-            break
+        _go_on(stop)
         problem = Setting(model, node, 4, dtype="tf32").problem(Datasheet())
         whole = run(TRAINING["raf"], problem).result.objective
         for name, options in ABLATION.items():
@@ -355,12 +367,12 @@ FOUR = tuple(_opening(model, node) for model, node in product(MODELS, NODES))
 ENTRIES = (
     Entry("Figure 2", "§2.2", "parts of a forward pass", _figure_2, FOUR[1::2]),
     Entry("Figure 6", "§2.3", "the length of what is cut", _figure_6, FOUR[::2]),
-    Entry("Figure 11", "§7.1", "steps with the Switch gate", lambda stop: _throughput("switch"), FOUR),
+    Entry("Figure 11", "§7.1", "steps with the Switch gate", lambda stop: _throughput("switch", stop), FOUR),
     Entry(
         "Figure 12",
         "§7.1",
         "steps with the batch-prioritised gate",
-        lambda stop: _throughput("batch-prioritised"),
+        lambda stop: _throughput("batch-prioritised", stop),
         tuple(_opening(model, node, "batch-prioritised") for model, node in product(MODELS, NODES)),
     ),
     Entry("Figure 13", "§7.1", "exposed communication", _figure_13, FOUR),

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from engine.errors import InputError
+from engine.errors import InputError, StoppedError
 from engine.reproduce import aurora, exflow, lancet, lina, pipemoe
 from engine.reproduce.exhibits import Entry, Exhibit
 from engine.result import Stop
@@ -34,7 +34,7 @@ def reproduce(name: str, number: str | None, stop: Stop, report: Report) -> Iter
 
     number: only this one, "Figure 13" or "Table VI"
 
-    Raises InputError for a name or a number that is not there.
+    That in the making when the stop turns True is left out. Raises InputError for a name or a number that is not there.
     """
     if name != "all" and name not in PAPERS:
         raise InputError(f"there is no paper '{name}' (there are: {', '.join(PAPERS)}, all)")
@@ -48,7 +48,13 @@ def reproduce(name: str, number: str | None, stop: Stop, report: Report) -> Iter
         if stop():
             return
         report(done / len(wanted), f"{PAPERS[paper].title}, {entry.number}: {entry.title}", None, None)
-        yield paper, entry, entry.make(stop)
+        try:
+            exhibit = entry.make(stop)
+        except StoppedError:
+            return
+        if stop():  # it may be a part
+            return
+        yield paper, entry, exhibit
 
 
 def claims_as_rows(paper: str, entry: Entry, exhibit: Exhibit) -> list[dict[str, Any]]:

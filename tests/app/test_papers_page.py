@@ -4,9 +4,11 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from app.charts import papers as charts
+from engine.costs import Silicon, choice
 from engine.reproduce.exhibits import Chart
 from engine.reproduce.papers import PAPERS
 from tests.cases import pages
+from tests.costs.silicon import needs_tables
 
 pytestmark = pytest.mark.usefixtures("warm_python")
 
@@ -27,8 +29,10 @@ def test_a_figure_is_computed_shown_with_its_verdicts_and_kept(app: AppTest) -> 
     assert later.dataframe[0].value.equals(table)
 
 
+@needs_tables
 def test_a_setting_opens_with_its_inputs_and_is_planned_for(app: AppTest) -> None:
     app.session_state["choices"] = {"paper": "pipemoe"}
+    app.session_state["cost"] = choice.to_dict(Silicon())
     pages.visit(app, "papers")
     pages.enter(app, "Figure or table", "Figure 6")
     (entry,) = (entry for entry in PAPERS["pipemoe"].entries if entry.number == "Figure 6")
@@ -39,6 +43,7 @@ def test_a_setting_opens_with_its_inputs_and_is_planned_for(app: AppTest) -> Non
     session = app.session_state
     assert (session["cluster"], session["model"], session["step"]) == (problem.cluster, problem.model, problem.step)
     assert session["workload"] == problem.workload.digest
+    assert session["cost"] == choice.to_dict(problem.cost), "on other costs the plan would not be the figure's"
     job = pages.finished("optimise")
     (candidate,) = job.result["candidates"]
     assert candidate["plan"]["provenance"]["optimiser"] == "pipemoe"

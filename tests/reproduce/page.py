@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-from engine.reproduce.exhibits import Claim, Value, Verdict
+from engine.reproduce.exhibits import Claim, Verdict, in_words
 from engine.reproduce.papers import PAPERS, reproduce
 from engine.result import never
 from engine.systems.base import silent
-from engine.units import digits
 
 PAGE = Path(__file__).parents[2] / "docs" / "reproduced.md"
 HEAD = """# What of the papers comes out here
@@ -37,13 +36,7 @@ def tables() -> str:
 
 def cells(claim: Claim) -> list[str]:
     """The texts of a row."""
-    return [claim.quantity, _text(claim.published), _text(claim.ours), claim.verdict.value]
-
-
-def _text(value: Value | None) -> str:
-    if value is None:
-        return "–"
-    return " to ".join(digits(end) for end in value) if isinstance(value, tuple) else digits(value)
+    return [claim.quantity, in_words(claim.published), in_words(claim.ours), claim.verdict.value]
 
 
 if __name__ == "__main__":

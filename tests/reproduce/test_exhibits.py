@@ -68,6 +68,19 @@ def test_every_exhibit_has_claims_with_reasons_and_a_chart_of_columns_that_are_t
         assert exhibit.rows and all(used <= set(row) for row in exhibit.rows)
 
 
+@pytest.mark.parametrize("paper", ["exflow", "lina", "lancet", "pipemoe"])
+def test_a_figure_that_is_stopped_in_the_making_is_left_out(paper):
+    asked = []
+
+    def stop() -> bool:
+        asked.append(None)
+        return len(asked) > 1
+
+    for entry in PAPERS[paper].entries:
+        asked.clear()
+        assert list(reproduce(paper, entry.number, stop, silent)) == [] and len(asked) > 1
+
+
 def test_papers_are_found_by_name_and_exhibits_by_number():
     for paper in PAPERS.values():
         assert len({entry.number for entry in paper.entries}) == len(paper.entries)
