@@ -1,12 +1,16 @@
-"""Drawn problems with plans for inference."""
+"""Drawn problems with plans for inference, and the timeline of a small pass."""
 
+import numpy as np
 from hypothesis import strategies as st
 
 from engine.communication.order import random_order
 from engine.plan import Placement, Plan, SendOrder
 from engine.problem import Problem
+from engine.simulate.events import EventLog
+from engine.simulate.flows import Flows
 from engine.simulate.work import Load
 from engine.systems.pieces import phased_order
+from engine.timeline import Timeline
 from tests.cases.launch_plans import plan_with
 from tests.strategies import placements, problems
 
@@ -41,3 +45,14 @@ def coherent_plans(draw):
     problem = draw(problems())
     sizes = (problem.workload.layers, problem.workload.num_experts, len(problem.cluster.gpus))
     return coherent(draw(placements(*sizes, replicas=False))), problem
+
+
+def passes(layers: int = 2) -> Timeline:
+    """Gate, one send and FFN of so many layers on two GPUs, whose names look like markup."""
+    log, now = EventLog(), 0.0
+    for layer in range(layers):
+        now = log.compute("gate", layer, now, np.array([1.0, 2.0]))
+        flows = Flows(np.array([0]), np.array([1]), np.array([8.0]), np.array([0.0]), np.array([3.0]))
+        now = log.network("dispatch", layer, now, flows)
+        now = log.compute("ffn", layer, now, np.array([4.0, 1.0]))
+    return Timeline(log.frame(), ("GPU 0 · <b>A</b>", "GPU 1 · B"), "simulated", "test")

@@ -10,7 +10,7 @@ from engine.systems.base import silent
 PAGE = Path(__file__).parents[2] / "docs" / "reproduced.md"
 HEAD = """# What of the papers comes out here
 
-Every number that the text of the papers' figures and tables prints, from our engine on their clusters and settings, as
+Numbers that the papers print of their figures and tables, from our engine on their clusters and settings, as
 `python -m engine reproduce all` has it. The [Papers page](guide/papers.md) has the rule of the verdicts, draws charts and opens
 settings. Why ours differ was tried by changing one thing at a time; the reasons stand below each table.
 """
