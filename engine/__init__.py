@@ -7,7 +7,7 @@ no two parts import each other in a circle; `tests/test_architecture.py` reads t
     8 jobs, upkeep: long work as a subprocess and a folder; disk space, backups and health of a studio
     7 compare, launch, reproduce, sizing, solve, store, validate: judgement of plans and clusters, plans as real jobs, and doors
     6 systems, recording: recipes over the kernels under the names that users know; recordings from running servers
-    5 simulate, formats: the timeline of a plan; one module an outside format, both ways
+    5 simulate, formats, runtime: the timeline of a plan; one module an outside format, both ways; planned layers on a rank
     4 problem, provenance, costs, serving: the input of every system, and how long each thing takes, from named sources
     3 placement, communication, overlap: the kernels: an instance and limits in, a `Result` with a bound out
     2 catalogue, cluster, model, network, plan, routing_recorder, timeline, training, workload: the nouns

@@ -27,9 +27,9 @@ from engine.launch.rank.instructions import BEGINS, COMPARED, MACHINE_TIMES, REP
 from engine.launch.rank.joining import joined, leave_with_parent, reporting_failure
 from engine.launch.rank.links import links_of
 from engine.launch.rank.measure_machine import measure_machine
-from engine.launch.rank.recorder import Recorder
 from engine.launch.rank.settings import settle
 from engine.plan import Plan
+from engine.runtime.exchange.recorder import Recorder
 
 
 def main(folder: Path) -> None:

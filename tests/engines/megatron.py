@@ -11,9 +11,9 @@ import numpy as np
 
 from engine.formats import read_workload
 from engine.formats.placements import write_placement
-from engine.launch.rank.routes import route
 from engine.model import MoEModel
 from engine.plan import Placement
+from engine.runtime.exchange.routes import route
 from tests.engines import megatron_ranks
 from tests.engines.megatron_ranks import DENSE, EXPERTS, GROUPS, LAYERS, MICRO_BATCHES, RANKS, STEPS, TOKENS, WIDTH, K
 from tests.engines.wheels import Row, wheel_of

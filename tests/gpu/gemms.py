@@ -16,9 +16,9 @@ from engine.costs.device_profile import DeviceProfile
 from engine.files import write_atomically
 from engine.launch.calibration.calibrate import calibrate, plan_sweep
 from engine.launch.places.devices import attached
-from engine.launch.rank.layer import TORCH_DTYPE
 from engine.launch.running.local import temporary_folder
 from engine.result import never
+from engine.runtime.experts import TORCH_DTYPE
 from engine.systems.base import silent
 from engine.units import share
 from tests.gpu.table import Finding, needs

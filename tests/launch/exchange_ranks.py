@@ -17,15 +17,15 @@ import torch.distributed as dist
 from engine.communication.order import order, random_order
 from engine.communication.travel import Stops
 from engine.communication.two_tier import two_tier
-from engine.launch.rank.exchange import Exchange
-from engine.launch.rank.hops import Hops, Legs, hops
-from engine.launch.rank.links import Links
-from engine.launch.rank.recorder import Mark, Recorder
-from engine.launch.rank.relayed import Pool, PooledExchange, RelayedExchange
-from engine.launch.rank.routes import Piece, pieces
-from engine.launch.rank.wire import Wire
 from engine.network import Network
 from engine.plan import OrderMode, Schedule
+from engine.runtime.exchange.all_to_all import Exchange
+from engine.runtime.exchange.hops import Hops, Legs, hops
+from engine.runtime.exchange.links import Links
+from engine.runtime.exchange.recorder import Mark, Recorder
+from engine.runtime.exchange.relayed import Pool, PooledExchange, RelayedExchange
+from engine.runtime.exchange.routes import Piece, pieces
+from engine.runtime.exchange.wire import Wire
 from tests.cases.launch_plans import MODES
 
 WIDTH = 3

@@ -9,8 +9,8 @@ from engine.launch.rank.communicator import Communicator
 from engine.launch.rank.context import RankContext
 from engine.launch.rank.instructions import RankInstructions, Tokens
 from engine.launch.rank.layers import Layers
-from engine.launch.rank.recorder import Recorder
-from engine.launch.rank.relayed import PooledExchange
+from engine.runtime.exchange.recorder import Recorder
+from engine.runtime.exchange.relayed import PooledExchange
 from tests.cases.launches import MODEL, plan_for, recording
 
 CPU = torch.device("cpu")

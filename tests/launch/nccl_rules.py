@@ -43,7 +43,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.launch import worker
 from engine.launch.rank import recorder
-from engine.launch.rank.recorder import Recorder
+from engine.runtime.exchange.recorder import Recorder
 
 PATIENCE = float(os.environ.get("SWITCHYARD_NCCL_PATIENCE", 8))
 """Seconds after which an operation is taken to wait for ever."""

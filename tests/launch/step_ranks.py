@@ -20,11 +20,11 @@ from engine.launch.rank.difference import Difference
 from engine.launch.rank.instructions import RankInstructions, Tokens
 from engine.launch.rank.joining import leave_with_parent
 from engine.launch.rank.layer import Weights
-from engine.launch.rank.recorder import Mark, Recorder
 from engine.launch.step.run import StepExecutor
 from engine.launch.step.weights import LEARNING_RATE
 from engine.model import MoEModel
 from engine.plan import Plan
+from engine.runtime.exchange.recorder import Mark, Recorder
 from engine.training import TrainingStep
 from tests import warm
 

@@ -13,12 +13,13 @@ from engine.costs import Datasheet
 from engine.launch.preparation.launch import Launch
 from engine.launch.preparation.prepare import prepare
 from engine.launch.rank.coherent import CarriedLayers
-from engine.launch.rank.instructions import RankInstructions, Tiers, Tokens
+from engine.launch.rank.instructions import RankInstructions, Tokens
 from engine.launch.running.local import run_here
 from engine.network import off_diagonal
 from engine.plan import Placement
 from engine.problem import Problem
 from engine.result import never
+from engine.runtime.exchange.links import Tiers
 from engine.simulate.work import work_of
 from engine.systems.base import silent
 from engine.workload import RoutingTrace

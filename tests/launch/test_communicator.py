@@ -21,10 +21,10 @@ from engine.launch.rank.colocated import Colocated, Lane
 from engine.launch.rank.communicator import Communicator
 from engine.launch.rank.context import RankContext
 from engine.launch.rank.measure_machine import seconds_of
-from engine.launch.rank.recorder import Recorder
 from engine.launch.running.local import run_here
 from engine.plan import Travel
 from engine.result import never
+from engine.runtime.exchange.recorder import Recorder
 from engine.systems.base import silent
 from engine.timeline import Timeline
 from tests.cases.launches import HOST, LAYERS, MODEL, OTHER, pair_of, recording, recording_b, sent

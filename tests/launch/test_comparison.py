@@ -13,14 +13,14 @@ import torch
 from engine.launch.rank import layers
 from engine.launch.rank.difference import ALWAYS, Difference, allowed, coarsest, in_words, relative, worst
 from engine.launch.rank.instructions import RankInstructions, Tokens
-from engine.launch.rank.layer import expert_ffns
 from engine.launch.rank.layers import Layers
-from engine.launch.rank.recorder import COLUMNS as RECORDED
 from engine.launch.results.comparison import compare, furthest, layer_in_words
 from engine.launch.results.preference import APART, prefer
 from engine.launch.results.run import measured_timelines
 from engine.model import MoEModel
 from engine.plan import Placement, Travel
+from engine.runtime.exchange.recorder import COLUMNS as RECORDED
+from engine.runtime.experts import expert_ffns
 from engine.timeline import COLUMNS, INFERENCE_KINDS, KINDS, STREAMS, Timeline
 from tests.cases.launch_plans import plan_with
 from tests.launch import lockstep

@@ -18,14 +18,14 @@ from hypothesis.extra import numpy as hnp
 from engine.communication.steps import Steps
 from engine.communication.travel import Stops, rows_of_tokens
 from engine.communication.two_tier import two_tier
-from engine.launch.rank.exchange import MOST_SLICES, SLICE, Exchange, slices
-from engine.launch.rank.hops import Hops, Legs, hops
-from engine.launch.rank.links import Links
-from engine.launch.rank.recorder import Recorder
-from engine.launch.rank.routes import Piece, pieces, rows_of_ranks
-from engine.launch.rank.wire import Wire, wires_of
 from engine.network import Network, off_diagonal
 from engine.plan import Travel
+from engine.runtime.exchange.all_to_all import MOST_SLICES, SLICE, Exchange, slices
+from engine.runtime.exchange.hops import Hops, Legs, hops
+from engine.runtime.exchange.links import Links
+from engine.runtime.exchange.recorder import Recorder
+from engine.runtime.exchange.routes import Piece, pieces, rows_of_ranks
+from engine.runtime.exchange.wire import Wire, wires_of
 from tests.cases.examples import examples
 from tests.cases.launch_plans import MODES
 from tests.launch.exchange_ranks import PACED_RATES, WIDTH, counts_of, relays_of, schedule_of, spreads_of

@@ -24,10 +24,10 @@ from engine.jobs.runner import State
 from engine.launch.places.testbed import Testbed
 from engine.launch.preparation.launch import PreparedLaunch
 from engine.launch.rank.instructions import MACHINE_TIMES, REPORT, writing
-from engine.launch.rank.recorder import Recorder
 from engine.launch.running import local, processes
 from engine.launch.running.local import run_here
 from engine.result import never
+from engine.runtime.exchange.recorder import Recorder
 from engine.systems.base import silent
 from tests import warm
 from tests.cases.jobs import until

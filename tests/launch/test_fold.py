@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.launch.places.fold import fold_plan, fold_trace, rank_of_gpu
-from engine.launch.rank.links import Links
 from engine.plan import Claim, Placement, Plan, Schedule, SendOrder
 from engine.result import Status
+from engine.runtime.exchange.links import Links
 from engine.systems import SYSTEMS, run
 from engine.validate.refusal import Ports, Sends, check_bytes, check_durations, check_listing, check_matching
 from engine.workload import RoutingTrace

@@ -12,15 +12,17 @@ from hypothesis import strategies as st
 from engine.communication.travel import Stops, rows_to_all
 from engine.launch.rank.communicator import Gathering
 from engine.launch.rank.difference import allowed, coarsest, relative
-from engine.launch.rank.exchange import Exchange
 from engine.launch.rank.forward import kind_of_layers
-from engine.launch.rank.hops import Legs
-from engine.launch.rank.instructions import POOL_STRIDE, RankInstructions, Tiers, Tokens
-from engine.launch.rank.layer import Weights, expert_ffns, ffn, has_grouped_kernel, uses_grouped_gemms
+from engine.launch.rank.instructions import POOL_STRIDE, RankInstructions, Tokens
+from engine.launch.rank.layer import Weights
 from engine.launch.rank.layers import Layers
 from engine.network import off_diagonal
 from engine.placement.dispatch_rules import TABLED
 from engine.plan import Travel
+from engine.runtime.exchange.all_to_all import Exchange
+from engine.runtime.exchange.hops import Legs
+from engine.runtime.exchange.links import Tiers
+from engine.runtime.experts import expert_ffns, ffn, has_grouped_kernel, uses_grouped_gemms
 from tests.cases.examples import examples
 from tests.cases.layers import CPU, launches, model_of, unplanned
 from tests.launch import lockstep

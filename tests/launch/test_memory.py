@@ -20,12 +20,12 @@ from engine.launch.rank.forward import Forward
 from engine.launch.rank.instructions import RankInstructions, Tokens
 from engine.launch.rank.layer import Weights
 from engine.launch.rank.layers import Layers
-from engine.launch.rank.recorder import Recorder
 from engine.launch.running import local
 from engine.launch.step.run import StepExecutor
 from engine.model import MoEModel
 from engine.plan import Placement, Plan, Travel
 from engine.result import never
+from engine.runtime.exchange.recorder import Recorder
 from engine.systems.base import silent
 from engine.training import balanced_load
 from engine.workload import RoutingTrace

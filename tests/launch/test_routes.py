@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from engine.communication.order import order, random_order, shortest_first
-from engine.launch.rank.routes import Piece, Route, combined, pieces, route
 from engine.plan import Placement, Schedule
+from engine.runtime.exchange.routes import Piece, Route, combined, pieces, route
 from tests.cases.examples import examples
 from tests.cases.launch_plans import MODES
 

@@ -19,11 +19,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.launch.rank.context import RankContext
 from engine.launch.rank.instructions import RankInstructions
-from engine.launch.rank.recorder import Recorder
 from engine.launch.step import measure_machine
 from engine.launch.step.network import Network, StepError, last_computations, orders_of, simulated_order
 from engine.launch.step.run import StepExecutor
 from engine.overlap.transformer import transformer_step
+from engine.runtime.exchange.recorder import Recorder
 from engine.simulate.streams import ALL_REDUCE, ALL_TO_ALL, COMPUTE, POLICIES, Tasks
 from tests.cases import steps
 from tests.cases.examples import examples

@@ -25,11 +25,11 @@ from engine.launch.places.devices import Devices
 from engine.launch.places.testbed import FASTEST_LINK, Testbed, emulated, emulated_cluster, remove_remains
 from engine.launch.preparation.launch import Launch
 from engine.launch.preparation.prepare import prepare
-from engine.launch.rank.instructions import Tiers
 from engine.launch.rank.links import links_of
 from engine.launch.results.prediction import predict
 from engine.launch.running.local import run_here
 from engine.result import never
+from engine.runtime.exchange.links import Tiers
 from engine.systems.base import silent
 from tests.cases import launches, testbeds
 from tests.cases.jobs import until

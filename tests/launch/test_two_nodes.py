@@ -21,10 +21,8 @@ from engine.launch.places.fold import fold_tiers, nearest_ranks
 from engine.launch.preparation.launch import PreparedLaunch
 from engine.launch.preparation.place_checks import relay_checks, traffic_check
 from engine.launch.rank.difference import coarsest
-from engine.launch.rank.hops import Legs, hops
-from engine.launch.rank.instructions import MAX_PLANS, Tiers
+from engine.launch.rank.instructions import MAX_PLANS
 from engine.launch.rank.measure_machine import tier_peers
-from engine.launch.rank.routes import combined, route
 from engine.launch.results.prediction import predict
 from engine.launch.results.run import MeasuredPlan, Run
 from engine.launch.running.local import run_here
@@ -32,6 +30,9 @@ from engine.network import Network, off_diagonal
 from engine.plan import Placement, Plan, SendOrder
 from engine.problem import Problem
 from engine.result import never
+from engine.runtime.exchange.hops import Legs, hops
+from engine.runtime.exchange.links import Tiers
+from engine.runtime.exchange.routes import combined, route
 from engine.simulate.work import works_of
 from engine.systems.base import silent
 from tests import everything

@@ -23,8 +23,8 @@ from engine.launch.calibration import sweep as sweeps
 from engine.launch.rank.context import report_progress
 from engine.launch.rank.instructions import writing
 from engine.launch.rank.joining import joined, leave_with_parent, reporting_failure
-from engine.launch.rank.layer import TORCH_DTYPE, aggregate
 from engine.launch.rank.settings import settle
+from engine.runtime.experts import TORCH_DTYPE, aggregate
 
 ROOM = 0.4
 """Share of the free memory that may be used."""

@@ -13,9 +13,10 @@ from engine.cluster import Cluster
 from engine.communication.order import order as order_sends
 from engine.communication.two_tier import order_on
 from engine.goal import Goal
-from engine.launch.rank.instructions import Tiers, uses_nodes
+from engine.launch.rank.instructions import uses_nodes
 from engine.network import Network, off_diagonal
 from engine.plan import Placement, Plan, Schedule, SendOrder, expert_groups
+from engine.runtime.exchange.links import Tiers
 from engine.systems.pieces import reverse
 from engine.workload import RoutingTrace
 

@@ -23,8 +23,8 @@ import psutil
 from engine.cluster import Cluster
 from engine.errors import InputError
 from engine.launch.places.fold import fold_tiers, rank_of_gpu
-from engine.launch.rank.instructions import Tiers
 from engine.plan import Plan
+from engine.runtime.exchange.links import Tiers
 
 FASTEST = 100e6 / 8
 """Bytes/s of the fastest port unless a scale is given: a rate that two cores can carry for eight ranks."""

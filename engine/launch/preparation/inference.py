@@ -13,11 +13,11 @@ from engine.launch.preparation.launch import Check, Launch, PreparedLaunch
 from engine.launch.preparation.memory import forward_memory, memory_checks
 from engine.launch.preparation.settled import Attempt
 from engine.launch.rank.difference import allowed, coarsest, in_words
-from engine.launch.rank.instructions import RankInstructions, Tiers, uses_nodes
-from engine.launch.rank.links import Links
+from engine.launch.rank.instructions import RankInstructions, uses_nodes
 from engine.model import MoEModel
 from engine.network import Network
 from engine.plan import Plan
+from engine.runtime.exchange.links import Links, Tiers
 from engine.units import size
 from engine.workload import RoutingTrace, Workload
 

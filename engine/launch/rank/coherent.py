@@ -16,11 +16,12 @@ import torch
 from engine.launch.rank.communicator import Gathering
 from engine.launch.rank.difference import Difference, worst
 from engine.launch.rank.forward import Forward
-from engine.launch.rank.layer import aggregate, gate, normalised
+from engine.launch.rank.layer import gate, normalised
 from engine.launch.rank.layers import Layers, outputs
-from engine.launch.rank.recorder import Mark
-from engine.launch.rank.routes import Piece
 from engine.plan import Plan
+from engine.runtime.exchange.recorder import Mark
+from engine.runtime.exchange.routes import Piece
+from engine.runtime.experts import aggregate
 
 
 class CarriedLayers(Layers):

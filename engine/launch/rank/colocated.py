@@ -30,7 +30,7 @@ class Lane:
     which they could wait for each other for ever.
 
     stream: its own, None without a GPU
-    left_open: true if `start` leaves the meeting that ends an exchange to `close`, see `engine.launch.rank.exchange`
+    left_open: true if `start` leaves the meeting that ends an exchange to `close`, see `engine.runtime.exchange.all_to_all`
     """
 
     def __init__(

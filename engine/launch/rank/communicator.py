@@ -16,9 +16,9 @@ import torch.distributed as dist
 
 from engine.communication.travel import Stops
 from engine.launch.rank.context import RankContext
-from engine.launch.rank.exchange import MOST_SLICES, SLICE
-from engine.launch.rank.recorder import Mark
-from engine.launch.rank.routes import Piece
+from engine.runtime.exchange.all_to_all import MOST_SLICES, SLICE
+from engine.runtime.exchange.recorder import Mark
+from engine.runtime.exchange.routes import Piece
 
 
 class Communicator:

@@ -12,11 +12,12 @@ import torch.distributed as dist
 
 from engine.launch.rank.difference import Difference
 from engine.launch.rank.instructions import PROGRESS, RankInstructions, Tokens
-from engine.launch.rank.layer import TORCH_DTYPE, Weights
-from engine.launch.rank.links import Links
-from engine.launch.rank.recorder import Recorder, communication_device
+from engine.launch.rank.layer import Weights
 from engine.launch.rank.settings import threads
 from engine.model import MoEModel
+from engine.runtime.exchange.links import Links
+from engine.runtime.exchange.recorder import Recorder, communication_device
+from engine.runtime.experts import TORCH_DTYPE
 
 
 @dataclass(frozen=True, eq=False)

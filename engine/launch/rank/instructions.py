@@ -13,8 +13,8 @@ from engine.errors import InputError
 from engine.files import make_folder, open_atomically, write_atomically
 from engine.goal import Goal, goal_of
 from engine.model import MoEModel
-from engine.network import Network
 from engine.plan import Plan
+from engine.runtime.exchange.links import Tiers
 from engine.schema import Frozen
 from engine.training import TrainingStep
 from engine.workload import RoutingTrace, Workload
@@ -23,26 +23,6 @@ from engine.workload import RoutingTrace, Workload
 def uses_nodes(plan: Plan) -> bool:
     """True if ranks of a node pass rows on to each other, so that all ranks have to know the nodes."""
     return plan.send_order.mode == "two-tier" or (plan.travel is not None and plan.travel.unit == "node")
-
-
-class Tiers(Frozen):
-    """The ranks in two tiers: nodes with links of their own, and the fabric between them. A rank with a link of 0 meets
-    its node's other ranks on the fabric.
-
-    node: of every rank, exactly one
-    port: bytes/s of every rank in each direction, to the fabric
-    link: bytes/s of every rank in each direction, to the other ranks of its node
-    """
-
-    node: tuple[int, ...]
-    port: tuple[float, ...]
-    link: tuple[float, ...]
-
-    @property
-    def network(self) -> Network:
-        """The network without start-ups. All ranks make the same one, whatever they measure."""
-        port = np.array(self.port)
-        return Network(port, port, np.array(self.link), np.array(self.node), 0.0, np.zeros(len(port)))
 
 
 INSTRUCTIONS, TRACE, REPORT, MACHINE_TIMES = "spec.json", "trace.npz", "report.json", "calibration.json"

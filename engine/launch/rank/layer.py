@@ -7,8 +7,7 @@ import torch
 
 from engine.launch.rank.instructions import POOL_STRIDE
 from engine.model import MoEModel
-
-TORCH_DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+from engine.runtime.experts import ffn
 
 
 class Weights:
@@ -68,78 +67,6 @@ def gate(x: torch.Tensor, router: torch.Tensor, chosen: torch.Tensor) -> tuple[t
     return normal, (picked / picked.sum(dim=1, keepdim=True).clamp(min=1e-9)).to(x.dtype)
 
 
-def ffn(rows: torch.Tensor, inward: torch.Tensor, outward: torch.Tensor, gated: bool) -> torch.Tensor:
-    """[row, d_model] through one expert: SwiGLU when gated, SiLU otherwise."""
-    return activated(rows @ inward, gated) @ outward
-
-
-def activated(hidden: torch.Tensor, gated: bool) -> torch.Tensor:
-    """[row, d_ff] between the two products of an expert: of [row, 2 · d_ff] by SwiGLU, of [row, d_ff] by SiLU."""
-    if not gated:
-        return torch.nn.functional.silu(hidden)
-    left, right = hidden.chunk(2, dim=1)
-    return torch.nn.functional.silu(left) * right
-
-
-def has_grouped_kernel(device: torch.device, dtype: torch.dtype, widths: Sequence[int]) -> bool:
-    """True if `torch.nn.functional.grouped_mm` multiplies the rows of all experts in one kernel: bf16 on a GPU of
-    compute capability 9 or 10, matrices of these widths with rows that begin at multiples of 16 bytes. Otherwise
-    PyTorch 2.13 loops over the groups, on a GPU after it has fetched their sizes from there
-    (aten/src/ATen/native/cuda/GroupedBlas.cpp)."""
-    return (
-        hasattr(torch.nn.functional, "grouped_mm")
-        and device.type == "cuda"
-        and dtype == torch.bfloat16
-        and torch.cuda.get_device_capability(device)[0] in (9, 10)
-        and all(width % 8 == 0 for width in widths)
-    )
-
-
-def uses_grouped_gemms(device: torch.device, dtype: torch.dtype, widths: Sequence[int]) -> bool:
-    """True if experts with matrices of these widths compute in grouped GEMMs: if those are one kernel, and on a CPU, as
-    PyTorch's loop over the groups takes as long there as one in Python, and with small experts less."""
-    on_cpu = device.type == "cpu" and hasattr(torch.nn.functional, "grouped_mm")
-    aligned = all(width * dtype.itemsize % 16 == 0 for width in widths)
-    return (on_cpu and aligned) or has_grouped_kernel(device, dtype, widths)
-
-
-def expert_ffns(
-    rows: torch.Tensor,
-    counts: Sequence[int],
-    inward: torch.Tensor,
-    outward: torch.Tensor,
-    gated: bool,
-    ends: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """[row, d_model] through the experts that the rows belong to, in grouped GEMMs or expert by expert.
-
-    rows: [row, d_model], ordered by expert
-    counts: rows of each expert
-    inward, outward: as returned by `Weights.experts`
-    ends: int32[expert] on the rows' device, the end of each expert's rows, to compute in grouped GEMMs (see
-        `uses_grouped_gemms`)
-    """
-    if ends is not None:
-        grouped_mm = torch.nn.functional.grouped_mm
-        return grouped_mm(activated(grouped_mm(rows, inward, offs=ends), gated), outward, offs=ends)
-    outputs = torch.empty_like(rows)
-    for expert, (own, out) in enumerate(zip(rows.split(counts), outputs.split(counts), strict=True)):
-        torch.mm(activated(own @ inward[expert], gated), outward[expert], out=out)
-    return outputs
-
-
-def aggregate(x: torch.Tensor, outputs: torch.Tensor, weight: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
-    """x plus the weighted expert outputs, summed in fp32: rounded after each one, the sum would depend on their order,
-    and in bf16 visibly so.
-
-    x: [token, d_model]
-    outputs: [copy, d_model]
-    weight: [copy]
-    token: int64[copy]
-    """
-    return x.float().index_add(0, token, outputs.float() * weight.float()[:, None]).to(x.dtype)
-
-
 class Rounding(Protocol):
     """Rounding of numbers to the format of a row."""
 
@@ -175,3 +102,55 @@ def reference(
                 total.index_add_(0, token, out.float() * weight[token, choice].float()[:, None])
         x = total.to(x.dtype)
     return x
+
+
+def reference_with_stops(
+    model: MoEModel,
+    weights: Weights,
+    x: torch.Tensor,
+    wires: tuple[Rounding, Rounding],
+    experts: torch.Tensor,
+    hosts: torch.Tensor,
+    source: torch.Tensor,
+    stop_of_rank: torch.Tensor,
+) -> torch.Tensor:
+    """As `reference`, but the outputs of a rank's experts for a token are summed up and rounded, and so are the
+    sums of all ranks of a stop other than the token's own. Nothing is sent, and every choice of a token counts once.
+
+    wires: of dispatch and combine
+    experts: int64[token, layer, k]
+    hosts: int64[layer, token, k], the rank of each choice
+    source: int64[token]
+    stop_of_rank: int64[rank]
+    """
+    out, back = wires
+    for layer in range(experts.shape[1]):
+        chosen = experts[:, layer]
+        normal, weight = gate(x, weights.router[layer], chosen)
+        normal, total = out.rounded(normal), x.to(torch.float32, copy=True)
+        for stop in stop_of_rank.unique().tolist():
+            together = torch.zeros_like(total)
+            for rank in torch.nonzero(stop_of_rank == stop).flatten().tolist():
+                together += back.rounded(_of_rank(layer, normal, weight, chosen, hosts[layer] == rank, model, weights))
+            foreign = (stop_of_rank[source] != stop)[:, None]
+            total += torch.where(foreign, back.rounded(together), together)
+        x = total.to(x.dtype)
+    return x
+
+
+def _of_rank(
+    layer: int,
+    normal: torch.Tensor,
+    weight: torch.Tensor,
+    chosen: torch.Tensor,
+    here: torch.Tensor,
+    model: MoEModel,
+    weights: Weights,
+) -> torch.Tensor:
+    """float32[token, d_model]: the weighted outputs of the choices (bool[token, k]) of one rank."""
+    total = torch.zeros(normal.shape, dtype=torch.float32, device=normal.device)
+    for expert in chosen[here].unique().tolist():
+        token, choice = torch.nonzero((chosen == expert) & here, as_tuple=True)
+        out = ffn(normal[token], *weights.expert(layer, expert), model.ffn_matrices == 3)
+        total.index_add_(0, token, out.float() * weight[token, choice].float()[:, None])
+    return total

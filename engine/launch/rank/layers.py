@@ -14,14 +14,15 @@ from engine.communication.travel import Stops, serving_gpus
 from engine.launch.rank.communicator import Communicator
 from engine.launch.rank.context import RankContext
 from engine.launch.rank.difference import Difference, allowed, coarsest, relative
-from engine.launch.rank.exchange import Exchange
-from engine.launch.rank.hops import Hops, hops
-from engine.launch.rank.layer import aggregate, expert_ffns, gate, reference, tokens_in, uses_grouped_gemms
-from engine.launch.rank.recorder import Mark
-from engine.launch.rank.relayed import RelayedExchange
-from engine.launch.rank.routes import Piece, Rows, combined, pieces, route
-from engine.launch.rank.wire import wires_of
+from engine.launch.rank.layer import gate, reference, tokens_in
 from engine.plan import Placement, Plan, Schedule
+from engine.runtime.exchange.all_to_all import Exchange
+from engine.runtime.exchange.hops import Hops, hops
+from engine.runtime.exchange.recorder import Mark
+from engine.runtime.exchange.relayed import RelayedExchange
+from engine.runtime.exchange.routes import Piece, Rows, combined, pieces, route
+from engine.runtime.exchange.wire import wires_of
+from engine.runtime.experts import aggregate, expert_ffns, uses_grouped_gemms
 
 NETWORK = ("dispatch", "combine")
 

@@ -9,11 +9,12 @@ import torch.distributed as dist
 
 from engine.launch.rank.communicator import Communicator
 from engine.launch.rank.context import RankContext
-from engine.launch.rank.exchange import Exchange
 from engine.launch.rank.instructions import RankInstructions
-from engine.launch.rank.layer import aggregate, expert_ffns, gate, uses_grouped_gemms
-from engine.launch.rank.routes import Piece
+from engine.launch.rank.layer import gate
 from engine.plan import OrderMode
+from engine.runtime.exchange.all_to_all import Exchange
+from engine.runtime.exchange.routes import Piece
+from engine.runtime.experts import aggregate, expert_ffns, uses_grouped_gemms
 
 AROUND = (0.125, 0.25, 0.5, 1.0, 2.0)
 """Sizes measured, relative to the mean size in the run."""

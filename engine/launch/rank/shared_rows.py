@@ -2,7 +2,7 @@
 
 A row brings the token's gate weights along. The rank that gets it gives it to all its experts that the token chose,
 sums up their weighted outputs in fp32, and sends one row back; the token's rank sums up the rows that come back. In
-`node` travel a row spreads from its entry into the node (see `engine.launch.rank.hops`), and the way back has a sum at
+`node` travel a row spreads from its entry into the node (see `engine.runtime.exchange.hops`), and the way back has a sum at
 every stop: at the experts' rank, at the token's entry into their node, and at home.
 """
 
@@ -15,15 +15,14 @@ import torch
 from engine.communication.travel import Stops, serving_gpus
 from engine.launch.rank.communicator import Communicator
 from engine.launch.rank.context import RankContext
-from engine.launch.rank.exchange import Exchange
-from engine.launch.rank.hops import Hops, hops_of_layer
-from engine.launch.rank.layer import gate
+from engine.launch.rank.layer import gate, reference_with_stops
 from engine.launch.rank.layers import Layers
-from engine.launch.rank.recorder import Mark
-from engine.launch.rank.relayed import Pool, PooledExchange
-from engine.launch.rank.routes import Piece, Rows, rows_of_ranks
-from engine.launch.rank.wire import reference_with_stops
 from engine.plan import Placement, Plan, Schedule
+from engine.runtime.exchange.all_to_all import Exchange
+from engine.runtime.exchange.hops import Hops, hops_of_layer
+from engine.runtime.exchange.recorder import Mark
+from engine.runtime.exchange.relayed import Pool, PooledExchange
+from engine.runtime.exchange.routes import Piece, Rows, rows_of_ranks
 
 
 @dataclass(frozen=True, eq=False)

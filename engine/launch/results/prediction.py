@@ -10,11 +10,12 @@ from engine.communication.travel import Stops, serving_gpus
 from engine.costs import AlphaBeta, CostProfile, fit_line
 from engine.goal import Goal
 from engine.launch.preparation.launch import PreparedLaunch
-from engine.launch.rank.hops import Hops, hops_of_layer
 from engine.launch.rank.instructions import RankInstructions, in_turn
-from engine.launch.rank.links import Links, known_links, links_of
+from engine.launch.rank.links import known_links, links_of
 from engine.plan import Plan, Schedule, SendOrder
 from engine.problem import Problem
+from engine.runtime.exchange.hops import Hops, hops_of_layer
+from engine.runtime.exchange.links import Links
 from engine.simulate import loads_of, simulate
 from engine.simulate.colocated import simulate_colocated
 from engine.timeline import Timeline

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.launch.rank.layer import activated
 from engine.launch.step import operators as ops
 from engine.launch.step.layout import Cut, Layout, Parts, Slices, Value
 from engine.launch.step.operators import Share, experts, experts_dw, experts_dx
 from engine.launch.step.weights import Weight
+from engine.runtime.experts import activated
 
 
 @dataclass(frozen=True, eq=False)

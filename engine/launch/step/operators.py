@@ -3,7 +3,7 @@ weights (dW), separately, so that a dW can run at another time than its dX.
 
 Tokens are rows, whole sequences next to each other. No operator has a bias and no layer norm a weight, as in
 `engine.overlap.transformer`. Softmax of gate and loss is taken in 32 bits at least; kernels of layer norm and attention
-do so by themselves. The activation of an FFN (SwiGLU or SiLU, as in `engine.launch.rank.layer`) belongs to its second
+do so by themselves. The activation of an FFN (SwiGLU or SiLU, as in `engine.runtime.experts`) belongs to its second
 product, which reads the first one's output; its dX is the input of the first product's dX and dW.
 
 Products of many experts, each with rows of its own, run in one kernel where PyTorch has it, else one GEMM after
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.launch.rank.layer import has_grouped_kernel
+from engine.runtime.experts import has_grouped_kernel
 
 EPSILON = 1e-5
 aten = torch.ops.aten

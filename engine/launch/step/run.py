@@ -11,7 +11,6 @@ from torch import Tensor
 
 from engine.launch.rank.communicator import page_locked
 from engine.launch.rank.context import RankContext
-from engine.launch.rank.recorder import Mark
 from engine.launch.step.build import Builder, layouts_of
 from engine.launch.step.check import StepOutcome, difference
 from engine.launch.step.layout import Slices, choices
@@ -21,6 +20,7 @@ from engine.launch.step.sizes import check_step_plan, step_problem
 from engine.launch.step.weights import lay_out_gradients, source_of, weights_of
 from engine.overlap.operator_graph import Operator
 from engine.plan import Plan
+from engine.runtime.exchange.recorder import Mark
 from engine.simulate.streams import COMPUTE
 from engine.simulate.training import price_step
 from engine.simulate.training.program import Program, program_of

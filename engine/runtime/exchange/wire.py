@@ -1,4 +1,4 @@
-"""Rows as they cross the network, and a reference computation on one process with the same rounding.
+"""Rows as they cross the network.
 
 A row is bytes, in this order: the numbers, for 8-bit ones a 32-bit scale of each 128, and the 32-bit gate weights. Its
     length is `Travel.row_bytes`.
@@ -6,10 +6,10 @@ A row is bytes, in this order: the numbers, for 8-bit ones a 32-bit scale of eac
 
 import torch
 
-from engine.launch.rank.layer import TORCH_DTYPE, Weights, ffn, gate
 from engine.model import MoEModel
 from engine.plan import Travel
 from engine.plan.send_order import BYTES_PER_SCALE, BYTES_PER_WEIGHT, NUMBERS_PER_SCALE
+from engine.runtime.experts import TORCH_DTYPE
 
 FP8 = torch.float8_e4m3fn
 LARGEST = torch.finfo(FP8).max
@@ -91,55 +91,3 @@ def wires_of(travel: Travel, model: MoEModel) -> tuple[Wire, Wire]:
     """The rows of dispatch and of combine of a model in the format it is computed in."""
     weights = 0 if travel.unit == "copies" else model.experts_per_token
     return (Wire(travel.dispatch or model.dtype, model.d_model, weights), Wire(travel.combine or model.dtype, model.d_model))
-
-
-def reference_with_stops(
-    model: MoEModel,
-    weights: Weights,
-    x: torch.Tensor,
-    wires: tuple[Wire, Wire],
-    experts: torch.Tensor,
-    hosts: torch.Tensor,
-    source: torch.Tensor,
-    stop_of_rank: torch.Tensor,
-) -> torch.Tensor:
-    """As `layer.reference`, but the outputs of a rank's experts for a token are summed up and rounded, and so are the
-    sums of all ranks of a stop other than the token's own. Nothing is sent, and every choice of a token counts once.
-
-    wires: of dispatch and combine
-    experts: int64[token, layer, k]
-    hosts: int64[layer, token, k], the rank of each choice
-    source: int64[token]
-    stop_of_rank: int64[rank]
-    """
-    out, back = wires
-    for layer in range(experts.shape[1]):
-        chosen = experts[:, layer]
-        normal, weight = gate(x, weights.router[layer], chosen)
-        normal, total = out.rounded(normal), x.to(torch.float32, copy=True)
-        for stop in stop_of_rank.unique().tolist():
-            together = torch.zeros_like(total)
-            for rank in torch.nonzero(stop_of_rank == stop).flatten().tolist():
-                together += back.rounded(_of_rank(layer, normal, weight, chosen, hosts[layer] == rank, model, weights))
-            foreign = (stop_of_rank[source] != stop)[:, None]
-            total += torch.where(foreign, back.rounded(together), together)
-        x = total.to(x.dtype)
-    return x
-
-
-def _of_rank(
-    layer: int,
-    normal: torch.Tensor,
-    weight: torch.Tensor,
-    chosen: torch.Tensor,
-    here: torch.Tensor,
-    model: MoEModel,
-    weights: Weights,
-) -> torch.Tensor:
-    """float32[token, d_model]: the weighted outputs of the choices (bool[token, k]) of one rank."""
-    total = torch.zeros(normal.shape, dtype=torch.float32, device=normal.device)
-    for expert in chosen[here].unique().tolist():
-        token, choice = torch.nonzero((chosen == expert) & here, as_tuple=True)
-        out = ffn(normal[token], *weights.expert(layer, expert), model.ffn_matrices == 3)
-        total.index_add_(0, token, out.float() * weight[token, choice].float()[:, None])
-    return total

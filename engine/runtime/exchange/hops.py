@@ -19,10 +19,10 @@ import numpy as np
 from engine.communication.relays import counted
 from engine.communication.steps import BALANCE, CROSS, SPREAD, Steps
 from engine.communication.travel import Stops
-from engine.launch.rank.links import Links
-from engine.launch.rank.routes import Piece
 from engine.network import Network, off_diagonal
 from engine.plan import Schedule
+from engine.runtime.exchange.links import Links
+from engine.runtime.exchange.routes import Piece
 
 MOST_SLICES, SHORTEST_STEP = 16, {"gloo": 0.02, "nccl": 2e-4}
 """The most slices of an exchange, and the least seconds of a step, by backend: posting shorter ones would take the

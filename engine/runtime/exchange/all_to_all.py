@@ -12,10 +12,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from engine.launch.rank.links import Links
-from engine.launch.rank.recorder import Mark, Recorder
-from engine.launch.rank.routes import Piece
 from engine.plan import OrderMode
+from engine.runtime.exchange.links import Links
+from engine.runtime.exchange.recorder import Mark, Recorder
+from engine.runtime.exchange.routes import Piece
 
 SLICE, MOST_SLICES = 0.02, 16
 """Seconds between two parts of a paced send, and the most parts it has. Shorter parts would keep the processors busy

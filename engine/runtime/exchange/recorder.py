@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from engine.files import open_atomically
-from engine.launch.rank.routes import Piece
+from engine.runtime.exchange.routes import Piece
 
 COLUMNS = ("plan", "number", "layer", "kind", "model", "phase", "src", "dst", "row", "bytes", "start", "end", "label")
 """Columns of an events file.

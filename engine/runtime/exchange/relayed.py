@@ -8,11 +8,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from engine.launch.rank.exchange import Exchange
-from engine.launch.rank.hops import Hops
-from engine.launch.rank.recorder import Mark, Recorder
-from engine.launch.rank.routes import Piece
-from engine.launch.rank.wire import Wire
+from engine.runtime.exchange.all_to_all import Exchange
+from engine.runtime.exchange.hops import Hops
+from engine.runtime.exchange.recorder import Mark, Recorder
+from engine.runtime.exchange.routes import Piece
+from engine.runtime.exchange.wire import Wire
 
 
 @dataclass(frozen=True, eq=False)
