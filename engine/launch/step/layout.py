@@ -1,5 +1,6 @@
 """The experts of every token of a step, and the rows of its all-to-alls in the buffers of the token's and of the
-expert's rank. Experts are replayed, so that all ranks know all sizes and exchange none.
+expert's rank. Experts are replayed, so that all ranks know all sizes; those of real tokens only are exchanged all the
+same where the program says so, as they would be by a gate that decides while the step runs.
 
 At home rows are ordered by the expert's rank, expert and slot; at the host by expert, source and slot, so that every
 expert's rows are contiguous. In transit they are ordered by rank, expert and slot. The slots of a source for an expert
@@ -205,6 +206,7 @@ class Parts:
 
     home, host: the cuts of the rows of the two sides
     sent, received: rows to and from every rank of the group in a dispatch (a combine has them the other way round)
+    sent_sizes, received_sizes: int64[expert of every rank], int64[source · own expert]: the same, for each expert
     to_host: position in transit of each row at the host
     to_transit: the inverse
     rows: the division of the host's rows among its experts
@@ -218,6 +220,8 @@ class Parts:
     host: Rows | Slices
     sent: list[list[int]]
     received: list[list[int]]
+    sent_sizes: list[Tensor]
+    received_sizes: list[Tensor]
     to_host: list[Tensor]
     to_transit: list[Tensor]
     rows: list[Share]
@@ -352,6 +356,8 @@ class Layout:
             columns["host"].append(self._tensor(_runs((host_first + begin[:, own].T).ravel(), here.T.ravel())))
             columns["sent"].append([int(size[me, experts].sum()) for experts in self.hosted])
             columns["received"].append(here.sum(axis=1).tolist())
+            columns["sent_sizes"].append(self._tensor(size[me, order]))
+            columns["received_sizes"].append(self._tensor(here.ravel()))
             columns["to_host"].append(self._tensor(to_host))
             columns["to_transit"].append(self._tensor(np.argsort(to_host)))
             counts = here.sum(axis=0)

@@ -4,6 +4,7 @@ under a placement: the bytes that every GPU sends, and the rows that every exper
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,6 +18,8 @@ from engine.workload import RoutingTrace
 
 MAX_PARTS = 16
 """No operator is cut into more parts: Lancet never saw more than 4 pay, PipeMoE's grid needs at most 9."""
+BYTES_OF_A_SIZE = 8
+"""A number of rows for one expert takes as much, as Lancet's authors send it (`NCCLAllToAllv` of their program)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,6 +110,16 @@ def _routing(kept: np.ndarray, placement: Placement, bytes_per_token: float) -> 
     return Routing(groups, traffic, slots, not np.isnan(slots).any() and all(same))
 
 
+class Sizes(NamedTuple):
+    """An exchange of sizes: every GPU tells every other one how many rows follow for each expert (Lancet §6, Figure 10).
+
+    sent: bytes in the fullest GPU's buffer
+    """
+
+    seconds: float
+    sent: float
+
+
 @dataclass(frozen=True, eq=False)
 class PricedStep:
     """A training step with its times.
@@ -116,6 +129,7 @@ class PricedStep:
     sent: float64[operator]: bytes in the fullest GPU's buffer of a network operator, as routed
     groups: the GPUs of every group; all GPUs of a group take the same time for everything
     expert_groups: copies of all experts, see `Routing`
+    sizes: all-to-alls of which every part begins with an exchange of sizes, by name; their seconds contain it
     uneven: operators of recorded routing with unlike parts, by name and number of parts: float64[part, group]
     """
 
@@ -124,6 +138,7 @@ class PricedStep:
     sent: np.ndarray
     groups: tuple[tuple[int, ...], ...]
     expert_groups: int
+    sizes: dict[str, Sizes] = field(default_factory=dict)
     uneven: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
 
     def of_part(self, name: str, part: int, parts: int) -> np.ndarray:
@@ -146,12 +161,17 @@ def price_step(
 ) -> PricedStep:
     """Price the problem's training step under a placement; `irregular`: all-to-alls carry real tokens only.
 
+    Then no GPU knows how much it will receive, and in the forward pass dispatch and combine exchange sizes first, every part
+    its own, as Lancet's irregular all-to-all does (§6). The backward pass returns the same rows. Without a capacity there are
+    no buffers to fill up, so that all plans send real tokens, and every dispatch exchanges sizes.
+
     Parts of an all-to-all and of its experts are priced at their share of the whole, Lancet's static-shape approximation
     (§3), and for the numbers of parts in `as_recorded` also as the routing log has them, part by part. Planning, simulation
     and bound ask for the same prices, so the last ones are kept.
     """
-    fills = problem.step.capacity_factor > 0  # without a capacity there are no buffers to fill up
-    return _price(problem, placement, irregular and fills, parts, as_recorded)
+    fills = problem.step.capacity_factor > 0
+    sized = ("dispatch", "combine") if irregular else () if fills else ("dispatch",)
+    return _price(problem, placement, irregular and fills, sized, parts, as_recorded)
 
 
 def graph_of(problem: Problem, groups: int) -> OperatorGraph:
@@ -163,15 +183,18 @@ def graph_of(problem: Problem, groups: int) -> OperatorGraph:
 
 
 @lru_cache(maxsize=32)
-def _price(problem: Problem, placement: Placement, irregular: bool, parts: int, as_recorded: tuple[int, ...]) -> PricedStep:
+def _price(
+    problem: Problem, placement: Placement, irregular: bool, sized: tuple[str, ...], parts: int, as_recorded: tuple[int, ...]
+) -> PricedStep:
     if as_recorded:
-        priced = replace(_price(problem, placement, irregular, parts, ()), uneven={})
+        priced = replace(_price(problem, placement, irregular, sized, parts, ()), uneven={})
         for cut in as_recorded:
             pricers = [_Pricer(problem, placement, route_part, 1) for route_part in route_parts(problem, placement, cut)]
             for operator in priced.graph.of_phase("forward"):
                 if operator.kind in ("dispatch", "experts", "combine"):
                     rows = [part_pricer.operator(operator, priced.groups)[0] for part_pricer in pricers]
-                    priced.uneven[operator.name, cut] = np.stack(rows)
+                    exchanged = priced.sizes.get(operator.name, Sizes(0.0, 0.0)).seconds
+                    priced.uneven[operator.name, cut] = np.stack(rows) + exchanged
         return priced
     routing = route(problem, placement, irregular)
     graph = graph_of(problem, routing.groups)
@@ -183,7 +206,13 @@ def _price(problem: Problem, placement: Placement, irregular: bool, parts: int, 
     pricer = _Pricer(problem, placement, routing, parts)
     seconds = np.stack([pricer.operator(operator, members) for operator in graph.operators])
     sent = np.array([pricer.sent(operator) for operator in graph.operators])
-    return PricedStep(graph, seconds, sent, members, routing.groups)
+    sizes = {}
+    for place, operator in enumerate(graph.operators):
+        # A measured time holds all that the operator did.
+        if operator.phase == "forward" and operator.kind in sized and operator.seconds is None:
+            sizes[operator.name] = pricer.sizes(operator)
+            seconds[place] += sizes[operator.name].seconds
+    return PricedStep(graph, seconds, sent, members, routing.groups, sizes)
 
 
 def all_reduce_seconds(problem: Problem, sizes: Iterable[float], groups: int = 1) -> np.ndarray:
@@ -201,7 +230,7 @@ class _Pricer:
     """Prices operators; equal shapes are asked for once."""
 
     def __init__(self, problem: Problem, placement: Placement, routing: Routing, parts: int) -> None:
-        self.problem, self.routing = problem, routing
+        self.problem, self.placement, self.routing = problem, placement, routing
         self.cut = np.arange(1, parts + 1)
         first = {gpu: rank for rank, gpu in reversed(list(enumerate(problem.cluster.gpus)))}
         self.alike = [first[gpu] for gpu in problem.cluster.gpus]
@@ -233,6 +262,18 @@ class _Pricer:
         if operator.kind not in ("dispatch", "combine") or layer is None or self.problem.graph is not None:
             return operator.sent
         return float(self.routing.traffic[layer].sum(axis=0 if _goes_back(operator) else 1).max())
+
+    def sizes(self, operator: Operator) -> Sizes:
+        """The exchange of sizes before an all-to-all."""
+        layer = self.moe_layer.get(operator.layer)
+        if layer is None or self.problem.graph is not None:
+            sent = float(BYTES_OF_A_SIZE * self.placement.experts)
+            return Sizes(max(float(self.problem.cost.all_to_all(block, np.float64(sent))) for block in self.blocks), sent)
+        hosted = np.array([len(set(experts)) for experts in self.placement.experts_of_gpu[layer]], dtype=np.float64)
+        group = np.arange(self.placement.gpus) * self.routing.groups // self.placement.gpus
+        bytes_of_pair = np.where(group[:, None] == group, BYTES_OF_A_SIZE * hosted, 0.0)  # [home, host]
+        traffic = bytes_of_pair.T if _goes_back(operator) else bytes_of_pair
+        return Sizes(float(self._all_to_all(traffic)[0]), float(traffic.sum(axis=1).max()))
 
     def _network(self, operator: Operator) -> np.ndarray:
         layer, cost = self.moe_layer.get(operator.layer), self.problem.cost
