@@ -61,8 +61,9 @@ def route(problem: Problem, placement: Placement, irregular: bool) -> Routing:
 
 def route_parts(problem: Problem, placement: Placement, parts: int) -> list[Routing]:
     """The routing of every part when each rank's recorded tokens are cut into `parts` runs of equal length, in their order,
-    sequence after sequence. Real tokens only; an expert that an earlier part has filled takes no more from a later
-    one, so that exactly the tokens of the uncut step are kept (capacity passing, Lancet §2.3).
+    sequence after sequence. Real tokens only, exactly those that the uncut step keeps: an expert that an earlier part has
+    filled takes no more from a later one (capacity passing, Lancet §2.3). A batch-prioritised gate has looked at the whole
+    batch before it is cut, so that a part has those of its tokens that were served, see `_served_by_importance`.
 
     Raises InputError unless the routing is recorded, token by token.
     """
@@ -75,18 +76,49 @@ def route_parts(problem: Problem, placement: Placement, parts: int) -> list[Rout
     place = np.empty(trace.tokens, dtype=np.int64)
     place[order] = np.arange(trace.tokens) - np.repeat(np.cumsum(held) - held, held)
     part = place * parts // np.maximum(held[rank], 1)
-    counts = np.zeros((parts, trace.layers, gpus, trace.num_experts))
+    copies, capacity = step.tokens * model.experts_per_token, step.capacity(model)
+    kept = np.full((parts, trace.layers, gpus, trace.num_experts), copies / parts / trace.num_experts)
     for layer in range(trace.layers):
         chosen = trace.experts[:, layer, :].astype(np.int64)
-        key = np.where(chosen >= 0, ((part * gpus + rank) * trace.num_experts)[:, None] + chosen, -1)
-        flat = np.bincount(key[key >= 0], minlength=parts * gpus * trace.num_experts)
-        counts[:, layer] = flat.reshape(parts, gpus, trace.num_experts)
-    routed = counts.sum(axis=(0, 3), keepdims=True)
-    copies = step.tokens * model.experts_per_token
-    fair = np.full_like(counts, copies / parts / trace.num_experts)
-    scaled = np.where(routed > 0, copies * counts / np.where(routed > 0, routed, 1), fair)
-    filled = np.minimum(np.cumsum(scaled, axis=0), step.capacity(model))
-    return [_routing(kept, placement, model.bytes_per_token) for kept in np.diff(filled, axis=0, prepend=0.0)]
+        key = np.where(chosen >= 0, rank[:, None] * trace.num_experts + chosen, -1)
+        routed = np.bincount(rank, (chosen >= 0).sum(axis=1), gpus)
+        scale = copies / np.maximum(routed, 1)
+        weight = np.ones(key.shape)
+        if step.gate == "batch-prioritised":
+            importance = None if trace.importance is None else trace.importance[:, layer]
+            weight = _served_by_importance(key, place, importance, (capacity / scale)[rank])
+        flat = np.bincount(
+            (part[:, None] * gpus * trace.num_experts + key)[key >= 0], weight[key >= 0], parts * gpus * trace.num_experts
+        )
+        counts = flat.reshape(parts, gpus, trace.num_experts) * scale[:, None]
+        kept[:, layer, routed > 0] = counts[:, routed > 0]
+    if step.gate != "batch-prioritised":
+        kept = np.diff(np.minimum(np.cumsum(kept, axis=0), capacity), axis=0, prepend=0.0)
+    return [_routing(of_part, placement, model.bytes_per_token) for of_part in kept]
+
+
+def _served_by_importance(
+    key: np.ndarray, place: np.ndarray, importance: np.ndarray | None, capacity: np.ndarray
+) -> np.ndarray:
+    """float64[token, choice]: 1 for a choice that a batch-prioritised gate serves, 0 for one that it drops, and a part of 1 for
+    the last one that fits into a capacity that is no whole number.
+
+    All first choices are served before any second one, and of these the tokens with the largest importance first (Riquelme
+    et al. 2021, §3.2 and Lancet §2.3); where no scores were recorded, in the order of the batch.
+
+    key: int64[token, choice], the same for choices of one expert on one rank, below 0 for none
+    place: int64[token], order in the batch
+    importance: float64[token]
+    capacity: float64[token], choices of one expert that the token's rank serves
+    """
+    tokens, k = key.shape
+    first = np.zeros(tokens) if importance is None else -importance
+    order = np.lexsort((np.repeat(place, k), np.repeat(first, k), np.tile(np.arange(k), tokens), key.ravel()))
+    served = key.ravel()[order]
+    begins = np.flatnonzero(np.append(True, served[1:] != served[:-1]))
+    before = np.empty(len(order))
+    before[order] = np.arange(len(order)) - np.repeat(begins, np.diff(np.append(begins, len(order))))
+    return np.clip(np.repeat(capacity, k) - before, 0.0, 1.0).reshape(key.shape)
 
 
 def _routing(kept: np.ndarray, placement: Placement, bytes_per_token: float) -> Routing:

@@ -22,6 +22,7 @@ from engine.systems.base import Draft, Note, Notes, Report, System, proof_of
 from engine.systems.options import Options, Seed
 from engine.systems.pieces import linear_placement
 from engine.systems.training.baselines import Bucket
+from engine.training import served_in_words
 from engine.units import at_most, share
 from engine.units import seconds as in_seconds
 
@@ -94,7 +95,8 @@ def _ranges(
     )
     notes["forward pass, proof"] = Note(f"{proof_of(result)} among stretches and parts; found in {in_seconds(result.runtime)}")
     where = "before and after" if gate != "batch-prioritised" else "only after"
-    notes["gate"] = Note(f"{gate}: operators {where} the MoE layer can be cut")
+    served = served_in_words(problem.step, problem.workload)
+    notes["gate"] = Note(f"{gate}: operators {where} the MoE layer can be cut" + (f"; {served}" if served else ""))
     if priced.sizes:
         parts = np.ones(len(forward), dtype=np.int64)
         for stretch in cut:
