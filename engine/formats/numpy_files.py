@@ -3,7 +3,8 @@
 An `.npz` holds one of these:
 
 * routing as `experts` int[tokens, layers, k] (or [tokens, layers] for top-1), with optional `sequence`, `source_rank`, `phase`
-  [tokens] (0 prefill, 1 decode) or `is_prefill`, `model_layers` [layers], `weights` and a scalar `num_experts`
+  [tokens] (0 prefill, 1 decode) or `is_prefill`, `model_layers` [layers], `weights` (the gate's scores,
+  shaped like `experts`) and a scalar `num_experts`
 * loads as `expert_load` [layers, experts], with optional `model_layers`, `by_source` and `by_step` [ranks or steps, layers,
   experts]
 * traffic as `traffic_bytes` [layers, n, n] with a scalar `bytes_per_token`

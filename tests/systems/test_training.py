@@ -214,7 +214,8 @@ def test_each_knob_is_turned_alone_and_after_those_before(paper, outcomes):
         "weight gradients under all-to-alls": {"overlap": Overlap(under=plan.overlap.under)},
         "buckets and micro-ops": {"priority": plan.priority.model_copy(update={"policy": "fair"})},
     }
-    assert len(turned := by_hand.keys() & alone.keys()) >= 3
+    turned = by_hand.keys() & alone.keys()
+    assert len(turned) >= 3
     for knob in turned:
         assert alone[knob] == simulate(base.model_copy(update=by_hand[knob]), paper).total, knob
     saved = waterfall(paper, outcomes["raf"].result.solution)[1]
