@@ -78,7 +78,8 @@ def caption_with_costs(text: str, source: str) -> None:
     with suppress(InputError):
         cost = choice.from_dict(state.session.cost)
         if cost.source in source:
-            st.caption(f"{text} Costs: {plain(choice.how_far_off(cost))}.", help=sentence(source))
+            far = choice.how_far_off(cost, training=state.session.step is not None)
+            st.caption(f"{text} Costs: {plain(far)}.", help=sentence(source))
             return
     st.caption(f"{text} Costs: {plain(source)}.")
 

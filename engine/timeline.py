@@ -21,10 +21,12 @@ if TYPE_CHECKING:
 
 STREAMS = ("compute", "network")
 COMPUTE_KINDS = ("dense", "gate", "ffn", "aggregate", "dx", "dw", "attention")
-NETWORK_KINDS = ("dispatch", "combine", "all_gather", "all_reduce", "prompt_gather")
+SIZES = "sizes"
+"""The exchange of the sizes of an all-to-all of real tokens only, before it (Lancet §6)."""
+NETWORK_KINDS = ("dispatch", "combine", "all_gather", "all_reduce", "prompt_gather", SIZES)
 KINDS = (
     *("dense", "gate", "ffn", "aggregate", "dx", "dw", "dispatch", "combine", "all_gather", "all_reduce"),
-    *("prompt_gather", "attention"),
+    *("prompt_gather", "attention", SIZES),
 )
 """All kinds, at the places by which saved timelines know them: new ones come last."""
 INFERENCE_KINDS = ("attention", "gate", "ffn", "aggregate", "prompt_gather", "dispatch", "combine", "all_gather")

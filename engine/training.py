@@ -8,12 +8,13 @@ from pydantic import Field, model_validator
 
 from engine.model import MoEModel
 from engine.schema import Frozen
-from engine.workload import ExpertLoad
+from engine.workload import ExpertLoad, RoutingTrace, Workload
 
 Gate = Literal["switch", "top-k", "random", "hash", "batch-prioritised"]
 """The rule by which tokens choose experts. All but batch-prioritised (Riquelme et al., 2021) decide token by token, so that a
-batch may be cut before the gate (Lancet §2.3); with top-k every token takes all its experts before the next one does. A gate
-that serves the first choices of the whole batch before any second one counts as batch-prioritised here."""
+batch may be cut before the gate (Lancet §2.3); with top-k every token takes all its experts before the next one does.
+Batch-prioritised serves the first choices of the whole batch before any second one, and of these the tokens with the largest
+scores first (see `served_in_words`)."""
 
 
 class TrainingStep(Frozen):
@@ -51,6 +52,17 @@ class TrainingStep(Frozen):
         if not self.capacity_factor:
             return math.inf
         return float(math.ceil(self.capacity_factor * self.tokens * model.experts_per_token / model.experts))
+
+
+def served_in_words(step: TrainingStep, workload: Workload) -> str | None:
+    """The order in which a batch-prioritised gate serves recorded tokens, as a clause; None where nothing depends on it."""
+    counts = step.gate == "batch-prioritised" and step.routing == "recorded" and step.capacity_factor
+    if not counts or not isinstance(workload, RoutingTrace):
+        return None
+    if workload.importance is not None:
+        return "the gate serves the tokens with the largest recorded scores first"
+    lacks = "has no gate scores" if workload.scores is None else "has gate weights that add up to the same for every token"
+    return f"{workload.name} {lacks}, so that the gate serves tokens in the order of the batch, not by their importance"
 
 
 def usual_step(model: MoEModel, gpus: int) -> TrainingStep:

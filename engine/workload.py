@@ -44,6 +44,8 @@ class Origin(Frozen):
     findings: tuple[Finding, ...] = ()
 
 
+SAME_SUM = 2e-3
+"""Relative difference of sums of scores that rounding to 16 bits makes."""
 PREFILL, DECODE = 0, 1
 """Phases of serving that a token may have been routed in."""
 
@@ -70,6 +72,8 @@ class RoutingTrace:
     source_rank: int32[token] or None; the rank that held the token when it was recorded
     phase: int8[token] or None; `PREFILL` or `DECODE`
     model_layers: the model layer of every MoE layer; None where the recording does not say
+    scores: float32[token, layer, k] or None; the gate's score of every choice, as recorded. Those of other choices than
+        `experts` has, which has since lost layers or choices, are forgotten
     origin: its format and findings; not part of the digest
     """
 
@@ -81,6 +85,11 @@ class RoutingTrace:
     phase: np.ndarray | None = None
     model_layers: tuple[int, ...] | None = None
     origin: Origin | None = None
+    scores: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        if self.scores is not None and self.scores.shape != self.experts.shape:
+            object.__setattr__(self, "scores", None)
 
     @property
     def tokens(self) -> int:
@@ -96,13 +105,25 @@ class RoutingTrace:
 
     @cached_property
     def digest(self) -> str:
-        known = [part for part in (self.phase, self.model_layers and str(self.model_layers)) if part is not None]
+        said = (self.phase, self.model_layers and str(self.model_layers), self.scores)
+        known = [part for part in said if part is not None]
         return digest_of("trace", self.experts, self.num_experts, self.sequence, self.source_rank, *known)
 
     @cached_property
     def load(self) -> np.ndarray:
         """Token copies that every expert receives: float64[layer, expert]."""
         return self._count(1)[:, 0, :]
+
+    @cached_property
+    def importance(self) -> np.ndarray | None:
+        """float64[token, layer]: the sum of the gate's scores of a token's choices, by which batch-prioritised routing serves
+        (Riquelme et al. 2021, Lancet §2.3). None without scores, and if they add up to the same for every token of a layer, as
+        weights do that were divided by their sum: those say nothing of it."""
+        if self.scores is None or not self.tokens:
+            return None
+        total = np.where(self.experts >= 0, self.scores, 0.0).sum(axis=2, dtype=np.float64)
+        some = total[(self.experts >= 0).all(axis=(1, 2))]
+        return total if len(some) and (np.ptp(some, axis=0) > SAME_SUM * np.abs(some).max(axis=0)).all() else None
 
     def rank_of_token(self, ranks: int) -> np.ndarray:
         """The source rank of each token when the tokens live on `ranks` ranks: int64[token].
@@ -172,7 +193,7 @@ class RoutingTrace:
 
     def part(self, tokens: np.ndarray) -> "RoutingTrace":
         """These tokens (int64[...], or bool[token]) of the recording, in this order."""
-        columns = {name: getattr(self, name) for name in ("experts", "sequence", "source_rank", "phase")}
+        columns = {name: getattr(self, name) for name in ("experts", "sequence", "source_rank", "phase", "scores")}
         return replace(self, **{name: column[tokens] for name, column in columns.items() if column is not None})
 
 

@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 KIND_COLOURS = {
     "dense": "#E69F00",
     "gate": "#8C6BB1",
+    "sizes": "#999933",
     "dispatch": "#0072B2",
     "ffn": "#009E73",
     "combine": "#56B4E9",
@@ -25,6 +26,7 @@ KIND_TITLES = {
     "dense": "Attention, dense compute",
     "attention": "Attention beyond that at home",
     "gate": "Gate",
+    "sizes": "Exchange of sizes",
     "dispatch": "Dispatch all-to-all",
     "ffn": "Expert FFN",
     "combine": "Combine all-to-all",

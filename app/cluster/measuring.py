@@ -25,6 +25,7 @@ from engine.launch.calibration.calibrate import plan_sweep
 from engine.launch.calibration.sweep import MAX_RANKS
 from engine.launch.places.devices import Devices
 from engine.model import MoEModel
+from engine.reproduce.measured_steps import TRAINING_STEPS, training_steps
 from engine.units import bandwidth, share, signed
 from engine.workload import digest_of
 
@@ -280,7 +281,7 @@ def show_trust() -> None:
 
 @st.cache_resource(max_entries=1, show_spinner="Predicting what was measured")
 def _sections() -> dict[str, list[Prediction]]:
-    return {name: list(section()) for name, section in SECTIONS.items()}
+    return {name: list(section()) for name, section in (SECTIONS | {TRAINING_STEPS: training_steps}).items()}
 
 
 def take_measured() -> None:

@@ -16,7 +16,7 @@ from engine.simulate.training.pricing import route
 from engine.simulate.training.step import step_state_bytes
 from engine.systems import TRAINING, run
 from engine.systems.pieces import linear_placement
-from engine.training import Gate, TrainingStep, usual_step
+from engine.training import Gate, TrainingStep, served_in_words, usual_step
 from engine.workload import TrafficMatrix
 
 MOST = {"batch": 1_000_000, "sequence_length": 10_000_000, "heads": 4096, "dense_d_ff": 1_000_000, "vocabulary": 10_000_000}
@@ -222,6 +222,8 @@ def assumptions(problem: Problem) -> str:
     routing = "every expert is chosen equally often"
     if step.routing == "recorded":
         routing = f"experts are chosen as in {plain(problem.workload.name)}, scaled to the step"
+        if served := served_in_words(step, problem.workload):
+            routing += f"; {plain(served)}"
     if not step.capacity_factor:
         capacity = "nothing is dropped"
     else:

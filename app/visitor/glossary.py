@@ -87,6 +87,11 @@ TERMS = {
     "dispatch": Term(
         "The first all-to-all of an MoE layer: every token is sent to the GPUs of its experts.", "Aurora §2.1; PipeMoE §II-B"
     ),
+    "exchange of sizes": Term(
+        "Every GPU tells every other one how many rows it will send for each expert, before an all-to-all that carries real "
+        "tokens only.",
+        "Lancet §6, Figure 10",
+    ),
     "exposed communication": Term(
         "Time in which the network is busy and nothing computes. Only this part of communication makes a pass longer.",
         "Lancet §7.1, there non-overlapped communication",
@@ -216,7 +221,8 @@ PAGES = {
         "Optimise": "knob, placement, slot, replica, RCS, SJF, RGA, REC, matched order, joint order, shared order, two-tier "
         "order, context-coherent, colocation, bound, gap, balancedness, overload factor, kept local, migration, held out, "
         "exposed communication, weight gradient, capacity factor",
-        "Timeline": "gate, dispatch, combine, aggregate, all-gather, all-reduce, weight gradient, critical path, bound, "
+        "Timeline": "gate, dispatch, combine, aggregate, all-gather, all-reduce, exchange of sizes, weight gradient, "
+        "critical path, bound, "
         "exposed communication, overlap, GPU utilisation, overload factor",
         "What-if": "contention, micro-op, pipeline degree, partition range, exposed communication, overlap, bound",
         "Review": "placement, bound, gap, balancedness, overload factor, kept local, exposed communication, migration, held "

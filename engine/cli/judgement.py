@@ -20,6 +20,7 @@ from engine.errors import InputError, StoppedError
 from engine.formats.packaged import is_packaged, packaged_config
 from engine.model import MoEModel
 from engine.problem import Problem, make_problem
+from engine.reproduce.measured_steps import training_steps
 from engine.serving.aiconfigurator import choose_operators_of
 from engine.serving.step import ServingStep
 from engine.simulate.serving import serve_as_measured
@@ -244,7 +245,7 @@ def config_of(options: argparse.Namespace, model: MoEModel) -> Path:
 
 
 def run_trust(options: argparse.Namespace) -> int:
-    held = list(predictions())
+    held = [*predictions(), *training_steps()]
     if options.json:
         answer(options, [prediction._asdict() for prediction in held], _trust_as_text)
     else:

@@ -86,7 +86,7 @@ def pooled(windows: Sequence[Workload], weights: Sequence[float]) -> Workload:
         return TrafficMatrix(name, mean("bytes"), first.bytes_per_token)
     taken = [window.spread(round(weight * window.tokens)) for window, weight in pairs]
     columns = {}
-    for column in ("experts", "sequence", "source_rank", "phase"):
+    for column in ("experts", "sequence", "source_rank", "phase", "scores"):
         parts = [getattr(window, column) for window in taken]
         known = all(part is not None for part in parts)
         if known and column == "sequence":  # no sequence goes on in another window

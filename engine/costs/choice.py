@@ -130,6 +130,8 @@ class Measured(NamedTuple):
 OFF = {"datasheet": ("25 %", "47 %"), "silicon": ("5.1 %", "1.9 %"), "deepep": (None, "1.7 %")}
 """Errors of a GEMM and of an exchange by a source: of the datasheet in the mean, of measured tables in the median, of `deepep`
 across nodes (docs/trust.md)."""
+OFF_IN_A_STEP = "93 %"
+"""Median error of the datasheet for a whole training step (docs/trust.md); of no other source is one known."""
 
 
 def measured(cluster: Cluster, model: MoEModel) -> Measured | None:
@@ -155,8 +157,8 @@ def measured(cluster: Cluster, model: MoEModel) -> Measured | None:
     )
 
 
-def how_far_off(cost: CostModel) -> str:
-    """A source in a few words, with the error to expect where it is known."""
+def how_far_off(cost: CostModel, training: bool = False) -> str:
+    """A source in a few words, with the error to expect where it is known. training: also that of a whole training step"""
     data = to_dict(cost)
     parts = (data.get("computation", data), data.get("network", data))
     # A datasheet with shares that somebody typed was held against nothing.
@@ -164,7 +166,13 @@ def how_far_off(cost: CostModel) -> str:
     gemm, exchange = (OFF.get(source, (None, None))[place] for place, source in enumerate(asked))
     if gemm is None or exchange is None:
         return f"{short(data)}; how far off is not known before a launch"
-    return f"{short(data)}, typically {gemm} off for a GEMM and {exchange} for an exchange"
+    words = f"{short(data)}, typically {gemm} off for a GEMM and {exchange} for an exchange"
+    if not training:
+        return words
+    known = data == to_dict(Datasheet())
+    return (
+        f"{words}; {OFF_IN_A_STEP} for training steps that papers measured" if known else f"{words}; unknown for a whole step"
+    )
 
 
 def short(cost: dict) -> str:

@@ -98,8 +98,9 @@ def _row(path: Path, number: int, record: dict, schema: pa.Schema) -> dict:
     row = {field.name: record.get(field.name) for field in schema}
     for field in schema:
         if not _fits(row[field.name], field.type):
-            wanted = {pa.string(): "a text", pa.int64(): "a whole number"}.get(field.type, "a list of whole numbers")
-            raise fault(path, f"'{field.name}' is {quoted(row[field.name])}, not {wanted}", f"line {number}")
+            wanted = {pa.string(): "a text", pa.int64(): "a whole number"}
+            wanted |= {pa.list_(pa.int64()): "a list of whole numbers", pa.list_(pa.float64()): "a list of numbers"}
+            raise fault(path, f"'{field.name}' is {quoted(row[field.name])}, not {wanted[field.type]}", f"line {number}")
     return row
 
 
@@ -110,4 +111,6 @@ def _fits(value: object, kind: pa.DataType) -> bool:
         return isinstance(value, list) and all(_fits(item, kind.value_type) for item in value)
     if pa.types.is_string(kind):
         return isinstance(value, str) and value.isprintable()
+    if pa.types.is_floating(kind):
+        return type(value) in (int, float)
     return type(value) is int and -(2**63) <= value < 2**63

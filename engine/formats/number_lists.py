@@ -15,7 +15,7 @@ BULK = (
 )
 """Keys that hold nearly all of a recording's text: ids and counts."""
 UNREAD = ("topk_weights",)
-"""Keys that hold as much again, which nothing here reads."""
+"""Keys that hold three times as much text again, the gate's scores, which would take longer than all else to read."""
 # Its quotation mark is no part of a text: there it has a backslash before.
 _PLACE = re.compile(rb'"(?<!\\")(?P<key>%b)"\s*:\s*(?=(?P<beginning>\[[\[\s]*))' % "|".join((*BULK, *UNREAD)).encode())
 SHORTEST = 1024

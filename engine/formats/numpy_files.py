@@ -3,7 +3,8 @@
 An `.npz` holds one of these:
 
 * routing as `experts` int[tokens, layers, k] (or [tokens, layers] for top-1), with optional `sequence`, `source_rank`, `phase`
-  [tokens] (0 prefill, 1 decode) or `is_prefill`, `model_layers` [layers], `weights` and a scalar `num_experts`
+  [tokens] (0 prefill, 1 decode) or `is_prefill`, `model_layers` [layers], `weights` (the gate's scores,
+  shaped like `experts`) and a scalar `num_experts`
 * loads as `expert_load` [layers, experts], with optional `model_layers`, `by_source` and `by_step` [ranks or steps, layers,
   experts]
 * traffic as `traffic_bytes` [layers, n, n] with a scalar `bytes_per_token`
@@ -125,7 +126,7 @@ def read_npz(source: Source) -> Workload:
                 raise source.fault(said, f"array {quoted(chosen)}")
             return loads_of_array(source, array, "npz") or routing_trace(source, array)
 
-        read = [f"{name}.npy" for name in names if name != "weights"]
+        read = [f"{name}.npy" for name in names]
         if (unpacked := sum(archive.getinfo(name).file_size for name in read)) > MAX_ARRAY_BYTES:
             raise source.fault(f"would unpack to {unpacked / 1024**3:.1f} GB; cut the recording to fewer tokens")
 
@@ -135,13 +136,6 @@ def read_npz(source: Source) -> Workload:
         array = read_member(source.path, archive, single)
         if single in ("expert_load", "traffic_bytes"):
             check_amount(source, single, array.shape)
-        # Nothing reads the weights, but their shape tells of a damaged recording.
-        if single == "experts" and "weights" in names:
-            with archive.open("weights.npy") as file:
-                size = archive.getinfo("weights.npy").file_size
-                shape, _ = _checked_header(source.path, file, size, "array 'weights'")
-            if shape != array.shape:
-                raise source.fault(f"weights is {list(shape)}, but experts is {list(array.shape)}")
         workload = _READERS[single](source, array, column)
         unread = ", ".join(quoted(name) for name in names if name not in _READ)
         said = (ok("unread-arrays", f"Arrays that are not read: {unread[:200]}."),) if unread else ()
@@ -167,8 +161,15 @@ def _trace(source: Source, experts: np.ndarray, column: _Column) -> RoutingTrace
         phase = np.where(prefill, PREFILL, DECODE)
     if phase is not None and (phase.shape != (trace.tokens,) or not np.isin(phase, (PREFILL, DECODE)).all()):
         raise source.fault(f"phase must be {PREFILL} or {DECODE} for each of {trace.tokens} tokens")
+    if (scores := column("weights")) is not None:
+        if scores.shape != experts.shape:
+            raise source.fault(f"weights is {list(scores.shape)}, but experts is {list(experts.shape)}")
+        scores = scores.reshape(trace.experts.shape).astype(np.float32)
+        if not np.isfinite(scores).all():
+            raise source.fault("weights holds a number that is infinite or none")
     layers = _model_layers(source, column, trace.layers)
-    return replace(trace, phase=None if phase is None else phase.astype(np.int8), model_layers=layers)
+    phase = None if phase is None else phase.astype(np.int8)
+    return replace(trace, phase=phase, model_layers=layers, scores=scores)
 
 
 def _loads(source: Source, load: np.ndarray, column: _Column) -> ExpertLoad:

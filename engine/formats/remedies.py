@@ -249,7 +249,8 @@ def _without_layers(workload: Workload, dropped: np.ndarray, remedy: str, text: 
     keep = np.setdiff1d(np.arange(workload.layers), dropped)
     match workload:
         case RoutingTrace():
-            fields = {"experts": np.ascontiguousarray(workload.experts[:, keep])}
+            counts = {name: getattr(workload, name) for name in ("experts", "scores")}
+            fields = {name: np.ascontiguousarray(count[:, keep]) for name, count in counts.items() if count is not None}
         case ExpertLoad():
             counts = {name: getattr(workload, name) for name in ("load", "by_source", "by_step")}
             fields = {name: count[..., keep, :] for name, count in counts.items() if count is not None}

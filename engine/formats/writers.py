@@ -60,6 +60,9 @@ class Writer:
     write: Callable[[Workload, Path, MoEModel | None], tuple[str, ...]]
 
 
+SCORES = "the gate's scores"
+
+
 def unsaid(workload: Workload, **said: str) -> tuple[str, ...]:
     """The phrases for those parts that a workload has. said: by the part's name, the phrase for its loss"""
     return tuple(text for part, text in said.items() if getattr(workload, part) is not None)
@@ -135,7 +138,7 @@ def _lost(trace: RoutingTrace, batches: list[np.ndarray]) -> Iterator[str]:
             yield f"which batches were one sequence: those of more than {MOST_TOKENS:,} tokens are several"
         elif any(trace.sequence[tokens[0]] != number for number, tokens in enumerate(batches)):
             yield "the numbers of the sequences, which count from 0"
-    yield from unsaid(trace, phase="which tokens were prefill and which decode")
+    yield from unsaid(trace, phase="which tokens were prefill and which decode", scores=SCORES)
 
 
 def write_npy(workload: RoutingTrace | TrafficMatrix, path: Path, _model: MoEModel | None = None) -> tuple[str, ...]:
@@ -152,6 +155,7 @@ def write_npy(workload: RoutingTrace | TrafficMatrix, path: Path, _model: MoEMod
         source_rank="which rank a token came from",
         phase="which tokens were prefill and which decode",
         model_layers="which layers of the model were recorded",
+        scores=SCORES,
     )
 
 
@@ -170,6 +174,8 @@ def write_npz(workload: Workload, path: Path, _model: MoEModel | None = None) ->
             case TrafficMatrix():
                 parts = {"traffic_bytes": workload.bytes, "bytes_per_token": np.float64(workload.bytes_per_token)}
                 optional = ()
+        if isinstance(workload, RoutingTrace) and workload.scores is not None:
+            parts["weights"] = workload.scores
         parts |= {name: np.asarray(part) for name in optional if (part := getattr(workload, name)) is not None}
         if workload.origin and workload.origin.findings:
             parts["findings"] = np.frombuffer(FINDINGS.dump_json(workload.origin.findings), np.uint8)
@@ -268,7 +274,8 @@ def write_table(workload: Workload, path: Path, model: MoEModel | None, save: _S
             file.write_table(pa.table(columns, schema=schema))
     fewer = () if workload.experts.max() + 1 == workload.num_experts else ("how many experts a layer has",)
     model_layers = "which layers of the model were recorded; they count from 0"
-    return fewer + unsaid(workload, phase="which tokens were prefill and which decode", model_layers=model_layers)
+    phases = "which tokens were prefill and which decode"
+    return fewer + unsaid(workload, phase=phases, model_layers=model_layers, scores=SCORES)
 
 
 def write_loads(workload: RoutingTrace | ExpertLoad, path: Path, model: MoEModel | None, save: _Save) -> tuple[str, ...]:

@@ -41,7 +41,8 @@ class Overlap(Frozen):
 
     ranges: stretches of the forward pass that are cut
     under: weight-gradient operator -> the all-to-all that it runs under
-    irregular: True if all-to-alls carry only real tokens, not buffers filled up to the capacity (Lancet §6)
+    irregular: True if all-to-alls carry only real tokens, not buffers filled up to the capacity, behind an exchange of their
+        sizes in the forward pass (Lancet §6)
     """
 
     ranges: tuple[PartitionRange, ...] = ()

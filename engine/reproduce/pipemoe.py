@@ -150,7 +150,7 @@ def model_step(name: str, gpus: int, dtype: str = "fp16", part: float = 1.0) -> 
     sizes = {"layers": layers, "experts": experts, "experts_per_token": CHOICES, "d_model": width, "d_ff": inner}
     model = MoEModel(name=name, ffn_matrices=2, dtype=dtype, **sizes)
     sizes = {"batch": batch, "sequence_length": length, "heads": heads, "dense_d_ff": inner, "vocabulary": vocabulary}
-    step = TrainingStep(gate="top-k", capacity_factor=0, **sizes)
+    step = TrainingStep(gate="top-k", capacity_factor=1, **sizes)
     return make_problem(balanced_load(model), cluster(gpus, part), model, Datasheet(), step=step)
 
 

@@ -75,8 +75,8 @@ def test_bars_of_a_plan_add_up_to_its_time_with_its_bound_and_the_title_says_wha
     bounds = [metrics.order_bound * 1e3 for metrics in figures.values() for _ in "ab"]
     assert trace.line.dash == "dash" and [at for at in trace.x if at is not None] == pytest.approx(bounds)
     first, second = (annotation.text for annotation in figure.layout.annotations)
-    assert first == "Lancet: 90.8 ms, bound 84.5 ms, +7.5 %" and second.startswith("DeepSpeed (no overlap): ")
-    assert step_charts.decomposition(figures).layout.title.text == "Lancet waits 15 % of its 90.8 ms for the network"
+    assert first == "Lancet: 91 ms, bound 84.5 ms, +7.7 %" and second.startswith("DeepSpeed (no overlap): ")
+    assert step_charts.decomposition(figures).layout.title.text == "Lancet waits 14 % of its 91 ms for the network"
 
 
 def test_lanes_of_network_and_compute_are_apart_what_stayed_exposed_too_predictions_are_outlined(timeline: Timeline) -> None:
@@ -98,6 +98,15 @@ def test_lanes_of_network_and_compute_are_apart_what_stayed_exposed_too_predicti
             assert trace.marker.color == KIND_COLOURS[kind]
             assert set(trace.y) <= {y for y, text in ticks if text == lane}
     assert sum(len(trace.x) for trace in figure.data if trace.name != step_charts.EXPOSED_TITLE) == len(EVENTS)
+
+
+def test_exchanges_of_sizes_are_bars_of_their_own_on_the_lane_of_the_all_to_alls(plans) -> None:
+    timeline, _ = plans["Lancet"]
+    figure = step_charts.step_gantt({"Lancet": timeline}, {"Lancet": step_charts.stretch(timeline)}, "title")
+    (sizes,), (dispatch, *_) = bars(figure, "Exchange of sizes"), bars(figure, "Dispatch all-to-all")
+    assert len(sizes.x) == sum(label.startswith("sizes of") for label in timeline.labels) > 12
+    assert set(sizes.y) == set(dispatch.y) and sizes.showlegend and max(sizes.x) < min(dispatch.x)
+    assert all("sizes of " in text and "Exchange of sizes" in text for text in sizes.customdata)
 
 
 def test_hover_names_operator_and_bytes_without_markup_and_bound_and_backward_pass_are_lines(timeline: Timeline) -> None:

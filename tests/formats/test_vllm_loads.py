@@ -183,6 +183,10 @@ def test_files_are_layers_of_one_recording(tmp_path):
 def test_routes_of_layers_together_in_one_file_and_of_other_passes(tmp_path):
     records = [record for pair in zip(routes(1, ROUTED[0]), routes(0, ROUTED[3]), strict=True) for record in pair]
     trace = read_workload(saved_routes(tmp_path, [route_meta(), *records]))
+    assert trace.scores.shape == trace.experts.shape and (trace.scores == (0.75, 0.25)).all()
+    for some in (None, [0.5], [0.5, float("nan")]):
+        odd = [*records[:-1], records[-1] | {"topk_weights": some}]
+        assert read_workload(saved_routes(tmp_path, [route_meta(), *odd])).scores is None
     assert trace.experts[:, 1].tolist() == ROUTED[0]
     assert severities(trace) == [("layers-logged", "ok")]
     logged(tmp_path, 0)

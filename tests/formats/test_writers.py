@@ -24,7 +24,7 @@ FINDINGS = (Finding(severity="warning", code="ring-order", message="Steps are â€
 
 
 @st.composite
-def traces(draw, columns=("sequence", "source_rank", "phase", "model_layers")) -> RoutingTrace:
+def traces(draw, columns=("sequence", "source_rank", "phase", "model_layers", "scores")) -> RoutingTrace:
     """Up to 40 tokens, with padding among their choices."""
     rng = np.random.default_rng(draw(seeds))
     tokens, layers, k = draw(st.integers(1, 40)), draw(st.integers(1, 4)), draw(st.integers(1, 3))
@@ -36,6 +36,7 @@ def traces(draw, columns=("sequence", "source_rank", "phase", "model_layers")) -
         "source_rank": rng.integers(0, 4, tokens).astype(np.int32),
         "phase": rng.integers(0, 2, tokens).astype(np.int8),
         "model_layers": tuple(np.cumsum(rng.integers(1, 4, layers)).tolist()),
+        "scores": rng.random(experts.shape).astype(np.float32),
     }
     kept = {name: parts[name] for name in columns if draw(st.booleans())}
     return RoutingTrace("trace", experts, num_experts, **kept)
@@ -110,7 +111,7 @@ def test_other_formats_carry_what_they_can(data):
 def test_whatever_is_not_carried_is_said(workload):
     """A part that is not the same when it is read back has its phrase."""
     words = {"sequence": "sequence", "source_rank": "rank", "phase": "prefill", "model_layers": "layers of the model"}
-    words |= {"by_source": "which rank", "by_step": "step"}
+    words |= {"by_source": "which rank", "by_step": "step", "scores": "scores"}
     for name, writer in WRITERS.items():
         if isinstance(workload, writer.carries) and name in ("npz", "npy", "csv", "parquet"):
             same, lost = back(workload, f"a{writer.suffix}", name)

@@ -107,6 +107,19 @@ def recording(case: Case) -> Tokens:
     return Tokens(experts, rng.integers(0, max(1, case.ranks - 1), case.recorded).astype(np.int32))
 
 
+def forget_sizes(executor: StepExecutor) -> None:
+    """Take from the all-to-alls of real tokens what the replayed routing knows of the rows to come: an exchange has to tell."""
+    operators = executor.graph.operators
+    for name in {operators[executor.program.operators[task]].name for task in executor.program.sizes}:
+        node = executor.nodes[name]
+
+        def sizes(at, backward: bool, known=node.sizes) -> tuple:
+            to, come = known(at, backward)
+            return (to, come) if backward else (to, [])
+
+        node.sizes = sizes
+
+
 @torch.inference_mode()
 def execute(case: Case, rank: int) -> Outcome:
     """Two steps on one rank, looked at from all sides."""
@@ -116,6 +129,7 @@ def execute(case: Case, rank: int) -> Outcome:
     kind = Staged if case.staged else Double if case.double else RankContext
     context = kind(instructions, (recording(case),), rank, CPU, Listener(rank))
     executor = StepExecutor(context, case.plan)
+    forget_sizes(executor)
     before = {name: weight.value.clone() for name, weight in executor.weights.items()}
     executor.run(lambda done, message: None)
     first = {name: weight.gradient.clone() for name, weight in executor.weights.items()}

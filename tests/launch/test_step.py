@@ -167,6 +167,22 @@ def test_full_buffers_are_sent_where_they_are_filled_and_real_rows_where_not(out
     assert max(sent("no capacity", "1.dispatch")) <= STEP.tokens * MODEL.experts_per_token * row
 
 
+@pytest.mark.parametrize("name", ["lancet", "ranges, irregular", "packed", "no capacity", "whole batch gate"])
+def test_sizes_are_exchanged_before_real_tokens_only_are_sent(outcomes, name):
+    """Each part's own (Lancet, Figure 10): the ranks have nothing else to go by, see `step_ranks.forget_sizes`."""
+    case = CASES[name]
+    kinds = ("dispatch",) if name == "no capacity" else ("dispatch", "combine")
+    for outcome in outcomes[name]:
+        sent = [(start, label) for kind, _, start, _, _, label in outcome.events if kind in kinds]
+        wanted = {label: start for start, label in sent if not label.startswith("dx.")}
+        sizes = {label: (end, size) for kind, _, _, end, size, label in outcome.events if kind == "sizes"}
+        assert sizes.keys() == {f"sizes of {label}" for label in wanted} and wanted
+        assert all(sizes[f"sizes of {label}"][0] <= start for label, start in wanted.items())
+        assert {size for _, size in sizes.values()} == {8.0 * case.model.experts}
+    filled = outcomes["ranges, filled"]
+    assert not any(kind == "sizes" for outcome in filled for kind, *_ in outcome.events)
+
+
 def spans(outcome: Outcome, *kinds: str) -> list[tuple[float, float, str]]:
     return [(start, end, label) for kind, _, start, end, _, label in outcome.events if kind in kinds]
 
@@ -228,6 +244,7 @@ def test_lancet_and_pipemoe_in_one_launch_give_the_gradients_of_one_process(tmp_
     for measured_plan in whole.runs:
         assert 0 <= measured_plan.difference.error <= 1e-4 and len(measured_plan.totals) == 2
         kinds = {"dense", "gate", "ffn", "aggregate", "dispatch", "combine", "dx", "dw", "all_reduce"}
+        kinds |= {"sizes"} if measured_plan.plan.overlap else set()
         assert set(measured_plan.measured.events["kind"]) == set(measured_plan.predicted.events["kind"]) == kinds
         # The measured tasks are the simulated ones, on every rank.
         labels = set(measured_plan.predicted.labels)

@@ -231,7 +231,7 @@ class Copies(TorchDispatchMode):
 def launched(collective, *tensors: Tensor) -> tuple[float, float, float]:
     """The event of a collective that a rank launches through the host's memory and waits for."""
     context = SimpleNamespace(device=CPU, communication_device=ELSEWHERE, recorder=Recorder(0, CPU))
-    executor = SimpleNamespace(context=context, _collective=lambda task: (collective, list(tensors)), _events={})
+    executor = SimpleNamespace(context=context, _collective=lambda task: (collective, list(tensors)), _events={}, _sized={})
     StepExecutor._launch(executor, 7)()
     begin, end, size = executor._events[7]
     return begin.when, end.when, size

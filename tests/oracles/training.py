@@ -30,12 +30,14 @@ def check_step(timeline: Timeline, plan: Plan, problem: Problem, graph: Operator
         columns = (mine[name].tolist() for name in ("start", "end", "kind", "bytes"))
         spans = list(zip((timeline.labels[row] for row in mine.index), *columns, strict=True))
         total = max([total, *(end for _, _, end, *_ in spans)])
-        parts, cut = _parts(spans)
+        sized = [span for span in spans if span[3] == "sizes"]
+        parts, cut = _parts([span for span in spans if span[3] != "sizes"])
         slack = 1e-9 * timeline.total
         wanted |= cut
         for name, own in parts.items():
             ran[name] |= set(own)
         _check_order(parts, cut, graph, slack)
+        _check_sizes(sized, parts, cut, _sizing(plan, problem), graph, slack)
         _check_lanes(spans, plan, slack)
         reduced = [(label, start, end, size) for label, start, end, kind, size in spans if kind == "all_reduce"]
         _check_gradients(reduced, parts, gradients, graph, slack)
@@ -43,7 +45,7 @@ def check_step(timeline: Timeline, plan: Plan, problem: Problem, graph: Operator
     return total
 
 
-NETWORK = ("dispatch", "combine", "all_reduce")
+NETWORK = ("dispatch", "combine", "all_reduce", "sizes")
 MOE = ("dispatch", "experts", "combine")
 
 
@@ -87,6 +89,38 @@ def _check_order(parts: dict[str, dict[int, Span]], cut: dict[str, int], graph: 
         else:
             late = min(start for start, _ in after.values()) < max(end for _, end in before.values()) - slack
         illegal_if(late, f"{dependency.after} starts before {dependency.before} has ended")
+
+
+def _sizing(plan: Plan, problem: Problem) -> tuple[set[str], int]:
+    if plan.overlap is not None and plan.overlap.irregular:
+        return {"dispatch", "combine"}, 8 * problem.model.experts
+    return set() if problem.step.capacity_factor else {"dispatch"}, 8 * problem.model.experts
+
+
+def _check_sizes(
+    sized: list, parts: dict, cut: dict[str, int], sizing: tuple[set[str], int], graph: OperatorGraph, slack
+) -> None:
+    """Real tokens only are sent in the forward pass once their sizes are exchanged, every part's behind its own inputs; full
+    buffers need none. sizing: kinds of all-to-alls with real tokens only, and the bytes of the sizes at the least"""
+    kinds, least = sizing
+    exchanges, _ = _parts([(label.removeprefix("sizes of "), start, end, kind, 0.0) for label, start, end, kind, _ in sized])
+    illegal_if(any(size < least for *_, size in sized), "sizes of too few experts are exchanged")
+    for operator in graph.operators:
+        if operator.phase != "forward" or not operator.network or operator.name not in parts:
+            continue
+        own = exchanges.pop(operator.name, {})
+        if operator.kind not in kinds:
+            illegal_if(bool(own), f"{operator.name} exchanges sizes that are known")
+            continue
+        before = [edge.before for edge in graph.dependencies if edge.after == operator.name and edge.before in parts]
+        for part, (start, _) in parts[operator.name].items():
+            illegal_if(part not in own, f"{operator.name} sends part {part} before its sizes")
+            illegal_if(own[part][1] > start + slack, f"{operator.name} sends part {part} before its sizes are there")
+            alike = [part if cut[name] == cut[operator.name] > 1 else max(parts[name]) for name in before]
+            ends = [parts[name][which][1] for name, which in zip(before, alike, strict=True) if which in parts[name]]
+            late = any(end > own[part][0] + slack for end in ends)
+            illegal_if(late, f"sizes of {operator.name} go before they are known")
+    illegal_if(any(name not in parts for name in exchanges), "sizes of nothing are exchanged")
 
 
 def _check_lanes(spans: list, plan: Plan, slack: float) -> None:

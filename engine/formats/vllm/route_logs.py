@@ -21,7 +21,10 @@ from engine.workload import Finding, Origin, RoutingTrace
 
 NAME = "route-log"
 _SCHEMA = pa.schema(
-    [("type", pa.string()), ("token_idx", pa.int64()), ("layer", pa.int64()), ("topk_ids", pa.list_(pa.int64()))]
+    [
+        *(("type", pa.string()), ("token_idx", pa.int64()), ("layer", pa.int64()), ("topk_ids", pa.list_(pa.int64()))),
+        ("topk_weights", pa.list_(pa.float64())),
+    ]
 )
 
 
@@ -31,12 +34,14 @@ class _Layer:
 
     experts: int16[token, k]
     place_in_pass: int64[token]; the token_idx
+    scores: float32[token, k]; None unless every line has as many as choices
     """
 
     source: Source
     number: int
     experts: np.ndarray
     place_in_pass: np.ndarray
+    scores: np.ndarray | None
 
 
 def read_routes(sources: Sequence[Source]) -> RoutingTrace:
@@ -66,7 +71,10 @@ def read_routes(sources: Sequence[Source]) -> RoutingTrace:
     recorded = next((number for number in said if type(number) is int and 1 <= number <= MAX_EXPERTS), None)
     trace = routing_trace(sources[0], experts, recorded_experts=recorded)
     model_layers = model_layers_named(sources[0], [layer.number for layer in ordered])
-    return replace(trace, model_layers=model_layers, origin=Origin(format=NAME, findings=tuple(_findings(ordered))))
+    scores = [layer.scores for layer in ordered if layer.scores is not None]
+    known = np.stack(scores, axis=1) if len(scores) == len(ordered) else None
+    origin = Origin(format=NAME, findings=tuple(_findings(ordered)))
+    return replace(trace, model_layers=model_layers, scores=known, origin=origin)
 
 
 def _layers(source: Source) -> Iterator[_Layer]:
@@ -78,12 +86,13 @@ def _layers(source: Source) -> Iterator[_Layer]:
     table = table.take(pa.array(row_of_line))
     token_idx, layer = (_whole(source, table, key, row_of_line) for key in ("token_idx", "layer"))
     experts = _choices(source, table, row_of_line)
+    scores = _scores(table, experts)
     numbers = np.unique(layer)
     if numbers[0] < 0 or len(numbers) > MAX_LAYERS:
         raise source.fault(f"layer numbers count from 0, and there are at most {MAX_LAYERS}; {quoted(numbers[0])} is not one")
     for number in numbers:
         rows = slice(None) if len(numbers) == 1 else layer == number
-        yield _Layer(source, int(number), experts[rows], token_idx[rows])
+        yield _Layer(source, int(number), experts[rows], token_idx[rows], None if scores is None else scores[rows])
 
 
 def _whole(source: Source, table: pa.Table, key: str, row_of_line: np.ndarray) -> np.ndarray:
@@ -116,6 +125,16 @@ def _choices(source: Source, table: pa.Table, row_of_line: np.ndarray) -> np.nda
             line_of_row(source.path, int(row_of_line[row])),
         )
     return ids.astype(np.int16)
+
+
+def _scores(table: pa.Table, experts: np.ndarray) -> np.ndarray | None:
+    """The scores of every line, float32[line, k]; None unless all are there and finite."""
+    flat = pc.list_flatten(table["topk_weights"])
+    lengths = pc.fill_null(pc.list_value_length(table["topk_weights"]), -1).to_numpy()
+    if (lengths != experts.shape[1]).any() or flat.null_count:
+        return None
+    scores = flat.to_numpy().reshape(experts.shape).astype(np.float32)
+    return scores if np.isfinite(scores).all() else None
 
 
 def _findings(layers: list[_Layer]) -> Iterator[Finding]:

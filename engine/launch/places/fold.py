@@ -160,7 +160,7 @@ def fold_trace(trace: RoutingTrace, gpus: int, ranks: int, token_gpus: tuple[int
     """The trace with the source rank of every token written down, folded like the plan. token_gpus: see `Plan`."""
     start = trace.rank_of_token(gpus) if token_gpus is None else np.array(token_gpus)[trace.rank_of_token(gpus)]
     source = rank_of_gpu(gpus, ranks)[start].astype(np.int32)
-    return RoutingTrace(trace.name, trace.experts, trace.num_experts, trace.sequence, source)
+    return RoutingTrace(trace.name, trace.experts, trace.num_experts, trace.sequence, source, scores=trace.scores)
 
 
 def keeps_nodes(network: Network, ranks: int) -> bool:

@@ -24,7 +24,7 @@ from engine.model import MoEModel
 from engine.overlap.transformer import transformer_step
 from engine.plan import Plan, expert_groups
 from engine.simulate.training.program import check_step_parts
-from engine.training import TrainingStep, balanced_load
+from engine.training import TrainingStep, balanced_load, served_in_words
 from engine.workload import RoutingTrace, Workload
 
 FLOP_BUDGET = 1e11
@@ -74,7 +74,8 @@ def prepare_training(launch: Launch, devices: Devices) -> PreparedLaunch:
             yield Attempt(instructions, (part,), memory, kept if cut else ())
 
     chosen, memory = settled.first_that_fits(attempts())
-    checks = tuple(_checks(chosen.instructions, step, memory, launch.plans, devices))
+    served = served_in_words(step, workload)
+    checks = tuple(_checks(chosen.instructions, step, memory, launch.plans, devices, served))
     return PreparedLaunch(tuple(launch.plans), chosen.instructions, chosen.replayed, launch.limit, checks)
 
 
@@ -110,11 +111,17 @@ def _of_layers(workload: Workload, model: MoEModel, kept: Sequence[int]) -> Work
     if not isinstance(workload, RoutingTrace):
         return balanced_load(settled.of_model_layers(model, kept))
     rows = [row for row, layer in enumerate(model.moe_layers) if layer in set(kept)]
-    return replace(workload, experts=workload.experts[:, rows])
+    scores = None if workload.scores is None else workload.scores[:, rows]
+    return replace(workload, experts=workload.experts[:, rows], scores=scores)
 
 
 def _checks(
-    instructions: RankInstructions, planned: TrainingStep, memory: Iterable[Check], plans: Sequence[Plan], devices: Devices
+    instructions: RankInstructions,
+    planned: TrainingStep,
+    memory: Iterable[Check],
+    plans: Sequence[Plan],
+    devices: Devices,
+    served: str | None,
 ) -> Iterator[Check]:
     yield settled.rank_check(instructions, settled.gpus_of(plans))
     yield settled.backend_check(instructions, devices)
@@ -126,6 +133,7 @@ def _checks(
         sizes += f" instead of {planned.batch:,} × {planned.sequence_length:,}, which would take too long on these devices"
     each = f" of each of {len(instructions.plans)} plans in turn" if len(instructions.plans) > 1 else ""
     routing = "replayed as recorded" if step.routing == "recorded" else "balanced by assumption"
+    routing += f"; {served}" if served else ""
     yield Check("Step", True, f"{sizes}, {instructions.repeats} timed steps{each} after a warm-up; routing {routing}")
     dtype = instructions.model.dtype
     yield Check(

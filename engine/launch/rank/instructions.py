@@ -46,10 +46,12 @@ class Tokens:
 
     experts: int16[token, layer, k], -1 = none
     source: int32[token], the rank that holds a token
+    importance: float64[token, layer], see `RoutingTrace.importance`; None where no scores were recorded
     """
 
     experts: np.ndarray
     source: np.ndarray
+    importance: np.ndarray | None = None
 
 
 class RankInstructions(Frozen):
@@ -97,6 +99,8 @@ def write_instructions(folder: Path, instructions: RankInstructions, workloads: 
     for index, trace in enumerate(workloads):
         if isinstance(trace, RoutingTrace):
             arrays |= {f"experts_{index}": trace.experts, f"source_{index}": trace.rank_of_token(instructions.ranks)}
+            if instructions.step is not None and trace.importance is not None:
+                arrays[f"importance_{index}"] = trace.importance
     with writing(folder):
         make_folder(folder)
         with open_atomically(folder / TRACE) as file:
@@ -119,7 +123,8 @@ def writing(folder: Path) -> Iterator[None]:
 def read_instructions(folder: Path) -> tuple[RankInstructions, tuple[Tokens, ...]]:
     """Read the files of `write_instructions`."""
     with np.load(folder / TRACE, allow_pickle=False) as arrays:
-        tokens = tuple(Tokens(arrays[f"experts_{index}"], arrays[f"source_{index}"]) for index in range(len(arrays.files) // 2))
+        known = (tuple(arrays.get(f"{name}_{index}") for name in ("experts", "source", "importance")) for index in range(2))
+        tokens = tuple(Tokens(*parts) for parts in known if parts[0] is not None)
     return RankInstructions.from_json((folder / INSTRUCTIONS).read_text(), INSTRUCTIONS), tokens
 
 

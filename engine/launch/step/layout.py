@@ -1,5 +1,6 @@
 """The experts of every token of a step, and the rows of its all-to-alls in the buffers of the token's and of the
-expert's rank. Experts are replayed, so that all ranks know all sizes and exchange none.
+expert's rank. Experts are replayed, so that all ranks know all sizes; those of real tokens only are exchanged all the
+same where the program says so, as they would be by a gate that decides while the step runs.
 
 At home rows are ordered by the expert's rank, expert and slot; at the host by expert, source and slot, so that every
 expert's rows are contiguous. In transit they are ordered by rank, expert and slot. The slots of a source for an expert
@@ -38,13 +39,24 @@ choice: all first choices, then all second ones"""
 
 
 def kept(
-    experts: NDArray[np.integer], num_experts: int, capacity: int | NDArray[np.int64], service: Service = "token"
+    experts: NDArray[np.integer],
+    num_experts: int,
+    capacity: int | NDArray[np.int64],
+    service: Service = "token",
+    importance: NDArray[np.floating] | None = None,
 ) -> NDArray[np.bool_]:
     """bool[token, choice], true if the expert takes the token in an uncut batch. Raises InputError for bad input.
 
     experts: integers [token, choice], the experts of a token in order of choice, below 0 for none
     capacity: tokens, one number or int64[expert]
+    importance: float[token]; tokens are served from the largest down, equal ones in the order of the batch; None: all in the
+        order of the batch
     """
+    if importance is not None:
+        order = np.argsort(-np.asarray(importance), kind="stable")
+        mask = np.empty(np.shape(experts), dtype=bool)
+        mask[order] = kept(np.asarray(experts)[order], num_experts, capacity, service)
+        return mask
     experts = np.asarray(experts)
     if experts.ndim != 2 or not np.issubdtype(experts.dtype, np.integer):
         raise InputError(f"experts: {experts.dtype} of shape {experts.shape}; wanted integers [token, choice]")
@@ -83,28 +95,36 @@ def choices(model: MoEModel, step: TrainingStep, ranks: int, recorded: Tokens | 
     Balanced: expert after expert, so that every rank gives each as many tokens as any other, give or take one.
         Recorded: every rank's recorded tokens in their order, evenly spaced or repeated to the number of the step; a
         rank without any routes like a balanced one. Tokens beyond the capacity are dropped, token by token in the order
-        of the batch, or all first choices before any second ones if the gate looks at the whole batch.
+        of the batch, or if the gate looks at the whole batch all first choices before any second ones, and of these the
+        most important ones first where the gate's scores were recorded.
     """
     layers, tokens, k = len(model.moe_layers), step.tokens, model.experts_per_token
     copy = np.arange(ranks * tokens * k).reshape(ranks, tokens, k)
     experts = np.repeat((copy % model.experts)[:, None], layers, axis=1)
+    importance = np.zeros((ranks, layers, tokens))
     if step.routing == "recorded" and recorded is not None:
         for rank in range(ranks):
             own = np.flatnonzero(recorded.source == rank)
             if len(own):
                 replayed = own[np.arange(tokens) * len(own) // tokens]
                 experts[rank] = recorded.experts[replayed].transpose(1, 0, 2)
+                if recorded.importance is not None:
+                    importance[rank] = recorded.importance[replayed].T
     capacity = int(step.capacity(model)) if step.capacity_factor else None
-    service = "choice" if step.gate == "batch-prioritised" else "token"
+    whole = step.gate == "batch-prioritised"
+    limit = tokens * k if capacity is None else capacity
     choices_of_layers: list[Choice] = []
     for layer in range(layers):
-        own = experts[:, layer]
-        if choices_of_layers and np.array_equal(own, choices_of_layers[-1].experts):
-            choices_of_layers.append(choices_of_layers[-1])
-            continue
-        limit = tokens * k if capacity is None else capacity
-        mask = np.stack([kept(of_rank, model.experts, limit, service) & (of_rank >= 0) for of_rank in own])
-        choices_of_layers.append(Choice(own, mask, capacity))
+        own, before = experts[:, layer], choices_of_layers[-1] if choices_of_layers else None
+        order = importance[:, layer] if whole else [None] * ranks
+        mask = np.stack(
+            [
+                kept(of_rank, model.experts, limit, "choice" if whole else "token", first) & (of_rank >= 0)
+                for of_rank, first in zip(own, order, strict=True)
+            ]
+        )
+        alike = before is not None and np.array_equal(own, before.experts) and np.array_equal(mask, before.kept)
+        choices_of_layers.append(before if alike else Choice(own, mask, capacity))
     return choices_of_layers
 
 
@@ -205,6 +225,7 @@ class Parts:
 
     home, host: the cuts of the rows of the two sides
     sent, received: rows to and from every rank of the group in a dispatch (a combine has them the other way round)
+    sent_sizes, received_sizes: int64[expert of every rank], int64[source · own expert]: the same, for each expert
     to_host: position in transit of each row at the host
     to_transit: the inverse
     rows: the division of the host's rows among its experts
@@ -218,6 +239,8 @@ class Parts:
     host: Rows | Slices
     sent: list[list[int]]
     received: list[list[int]]
+    sent_sizes: list[Tensor]
+    received_sizes: list[Tensor]
     to_host: list[Tensor]
     to_transit: list[Tensor]
     rows: list[Share]
@@ -352,6 +375,8 @@ class Layout:
             columns["host"].append(self._tensor(_runs((host_first + begin[:, own].T).ravel(), here.T.ravel())))
             columns["sent"].append([int(size[me, experts].sum()) for experts in self.hosted])
             columns["received"].append(here.sum(axis=1).tolist())
+            columns["sent_sizes"].append(self._tensor(size[me, order]))
+            columns["received_sizes"].append(self._tensor(here.ravel()))
             columns["to_host"].append(self._tensor(to_host))
             columns["to_transit"].append(self._tensor(np.argsort(to_host)))
             counts = here.sum(axis=0)

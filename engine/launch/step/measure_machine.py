@@ -26,7 +26,8 @@ def measure_machine_for_step(context: RankContext) -> dict[str, list]:
 
     gemm: products of the step's shapes, size = m·n·k
     memory: layer norms of parts of a rank's tokens, size in bytes read and written
-    network: every rank sends as much to every other one, size in bytes that one rank sends
+    network: every rank sends as much to every other one, size in bytes that one rank sends; the first is an exchange of sizes
+        before an all-to-all of real tokens only, until the numbers are on the host
     all_reduce: size in bytes of the buffer
     """
     graph = transformer_step(context.instructions.model, context.instructions.step, context.ranks)
@@ -40,7 +41,7 @@ def measure_machine_for_step(context: RankContext) -> dict[str, list]:
         "all_reduce": [],
     }
     if context.ranks > 1:
-        measured["network"] = [_all_to_all(context, graph, part) for part in PARTS]
+        measured["network"] = [_sizes(context), *(_all_to_all(context, graph, part) for part in PARTS)]
         largest = max(operator.sent for operator in graph.of_phase("all_reduce")) / context.dtype.itemsize
         measured["all_reduce"] = [_all_reduce(context, rows_of(part, largest)) for part in REDUCED]
     return measured
@@ -70,6 +71,21 @@ def _all_to_all(context: RankContext, graph: OperatorGraph, part: float) -> list
 
     seconds = seconds_of(lambda: start_collective(context, exchange, tensors)(), context, SHORT_REPEATS)
     return [float(outgoing.nbytes) * (context.ranks - 1) / context.ranks, seconds]
+
+
+def _sizes(context: RankContext) -> list[float]:
+    experts = max(1, context.instructions.model.experts // context.ranks)
+    outgoing = torch.zeros(experts * context.ranks, dtype=torch.int64, device=context.device)
+    tensors = [outgoing, torch.empty_like(outgoing)]
+
+    def exchange(sent: Tensor, received: Tensor) -> dist.Work:
+        return dist.all_to_all_single(received, sent, async_op=True)
+
+    def known() -> list[int]:
+        start_collective(context, exchange, tensors)()
+        return tensors[-1].tolist()
+
+    return [float(outgoing.nbytes) * (context.ranks - 1) / context.ranks, seconds_of(known, context, REPEATS)]
 
 
 def _all_reduce(context: RankContext, numbers: int) -> list[float]:

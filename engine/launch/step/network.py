@@ -26,7 +26,8 @@ Over NCCL a fixed order of every lane is not enough: kernels of different commun
     the policy: a rank that is late with one holds back all later ones. NCCL is told to keep the device to the order of
     the host (see `settings`), as a collective is handed over before the tasks that it waits for are over on the device.
     No deadlock: take the first in that order that is not over on all ranks. The tasks that it waits for ended in the
-    simulation before it started, so they come earlier.
+    simulation before it started, so they come earlier. Sizes that are exchanged have to reach the host; only the thread
+    of their lane waits there, and the next collective of that lane is the one that needs them.
 """
 
 import threading

@@ -271,6 +271,13 @@ class AllToAll(Node):
         sent, received = parts.sent[at.index], parts.received[at.index]
         return (sent, received) if self.to_host != backward else (received, sent)
 
+    def known_sizes(self, at: At) -> tuple[Tensor, list[int], list[int]]:
+        """The rows of the forward pass that this rank has for each expert, and how many such numbers it sends to and gets
+        from every rank of the group."""
+        parts, hosted = at.rows(self.layout), list(map(len, self.layout.hosted))
+        own = [hosted[self.layout.me]] * len(hosted)
+        return (parts.sent_sizes[at.index], hosted, own) if self.to_host else (parts.received_sizes[at.index], own, hosted)
+
     def pack(self, at: At, backward: bool) -> Tensor:
         raise NotImplementedError
 

@@ -1,8 +1,13 @@
-"""Execution of a planned training step on a rank: the tasks of the simulated program itself, with real tensors."""
+"""Execution of a planned training step on a rank: the tasks of the simulated program itself, with real tensors.
+
+An all-to-all of real tokens only learns how many rows come from the exchange of sizes before it, as Lancet's does (§6,
+Figure 10), and not from the replayed routing: its buffer is made when they are there.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
@@ -25,6 +30,7 @@ from engine.simulate.streams import COMPUTE
 from engine.simulate.training import price_step
 from engine.simulate.training.program import Program, program_of
 from engine.simulate.training.step import event_kind
+from engine.timeline import SIZES
 
 REPORTS = 20
 """Reports of a step on how far it is: few, as it is timed meanwhile."""
@@ -84,11 +90,12 @@ class Groups:
 
 @dataclass(frozen=True)
 class BoundTask:
-    """A task of an operator with its node; the update has none."""
+    """A task of an operator with its node; the update has none. sizes: True for the exchange of sizes of an all-to-all"""
 
     operator: Operator
     node: Node | None
     at: At
+    sizes: bool = False
 
     def compute(self) -> None:
         {"forward": self.node.forward, "dx": self.node.dx, "dw": self.node.dw}[self.operator.phase](self.at)
@@ -109,6 +116,8 @@ class StepExecutor:
         priced = price_step(problem, plan.placement, plan.overlap is not None and plan.overlap.irregular)
         self.graph = priced.graph
         self.program: Program = program_of(plan, problem, priced)
+        self._sized = {exchange: task for task, exchange in self.program.sizes.items()}
+        """The all-to-all behind every exchange of sizes."""
         self.groups = Groups(context, groups)
         self.choices = choices(model, step, ranks, context.tokens[0] if context.tokens else None)
         self.hosts = {
@@ -130,7 +139,10 @@ class StepExecutor:
         one_order, policy = context.instructions.backend == "nccl", plan.priority.policy
         streams = context.streams(2)
         self.network = Network(self.program.tasks, policy, self._launch, context.device, streams, one_order)
-        self._buffers: dict[int, tuple[Tensor, Tensor]] = {}
+        self._buffers: dict[int, list[Tensor]] = {}
+        self._learnt: dict[int, list[int]] = {}
+        """Rows that come from every rank of the group, by all-to-alls of which the sizes have been exchanged."""
+        self._computing = torch.cuda.current_stream(context.device) if context.device.type == "cuda" else None
         self._events: dict[int, tuple[Mark, Mark, float]] = {}
 
     @torch.inference_mode()
@@ -156,6 +168,7 @@ class StepExecutor:
         for task, (start, end, size) in sorted(self._events.items()):
             bound = self._bound.get(task)
             kind, layer = ("all_reduce", -1) if bound is None else (event_kind(bound.operator), bound.operator.layer)
+            kind = SIZES if bound is not None and bound.sizes else kind
             self.context.recorder.log(kind, layer, start, end, bytes=size, label=self.program.labels[task])
         self._events.clear()
 
@@ -193,7 +206,7 @@ class StepExecutor:
             along = "capacity" if parts > 1 and only_experts else "batch"
             node = self.nodes.get(operator.name.removeprefix(f"{operator.phase}."))
             at = At(along, Slices(bounds), int(program.part[task]))
-            bound_tasks[task] = BoundTask(operator, node, at)
+            bound_tasks[task] = BoundTask(operator, node, at, task in self._sized)
             if isinstance(node, (AllToAll, Experts, Aggregate)):
                 at.rows(node.layout)  # laid out here, and not while the step runs
         return bound_tasks
@@ -248,15 +261,23 @@ class StepExecutor:
             bound.compute()
         for exchange in self._packed.get(task, ()):
             at, node, backward = (bound := self._bound[exchange]).at, bound.node, bound.operator.phase == "dx"
-            sent = node.pack(at, backward)
-            received = sent.new_empty((sum(node.sizes(at, backward)[1]), sent.shape[1]))
-            self._buffers[exchange] = (sent, received)
-            # Read only by tasks that the program lets wait for this all-to-all.
-            node.arrived(at, backward, received)
+            if bound.sizes:
+                known, _, come = node.known_sizes(at)
+                self._buffers[exchange] = [known, known.new_empty(sum(come))]
+                continue
+            self._buffers[exchange] = [sent := node.pack(at, backward)]
+            if exchange not in self.program.sizes:
+                self._receive(exchange, sent, node.sizes(at, backward)[1])
         self._events[task] = (start, recorder.mark(), 0.0)
         self.network.finish(task)
         for forget in self._forgotten.get(task, ()):
             forget()
+
+    def _receive(self, exchange: int, sent: Tensor, come: list[int]) -> None:
+        """Make room for the rows that come, read only by tasks that the program lets wait for this all-to-all."""
+        bound, received = self._bound[exchange], sent.new_empty((sum(come), sent.shape[1]))
+        self._buffers[exchange].append(received)
+        bound.node.arrived(bound.at, bound.operator.phase == "dx", received)
 
     def _launch(self, task: int) -> Callable[[], None]:
         """Start a collective; the function returned waits for its end, in a thread of the network."""
@@ -267,6 +288,12 @@ class StepExecutor:
 
         def over() -> None:
             wait()
+            if task in self._sized:
+                bound = self._bound[task]
+                # The host has to know them before it can start the rows, and waits for the device here.
+                numbers = tensors[-1].tolist()
+                bounds = [0, *accumulate(bound.node.known_sizes(bound.at)[2])]
+                self._learnt[self._sized[task]] = [sum(numbers[first:last]) for first, last in pairwise(bounds)]
             self._events[task] = (begin, mark(), float(tensors[0].nbytes))
 
         return over
@@ -277,8 +304,16 @@ class StepExecutor:
             of_experts = self.program.pieces[task].gradients[0].groups > 1
             group = self.groups.alike if of_experts else self.groups.everyone
             return lambda gradients: dist.all_reduce(gradients, group=group, async_op=True), [self._reduced[task]]
-        bound, buffers = self._bound[task], self._buffers.pop(task)
+        bound, buffers = self._bound[task], self._buffers[task]
         to, come = bound.node.sizes(bound.at, bound.operator.phase == "dx")
+        if bound.sizes:
+            _, to, come = bound.node.known_sizes(bound.at)
+        elif task in self.program.sizes:
+            come = self._learnt.pop(task)
+            self._receive(task, buffers[0], come)
+            if self._computing is not None:  # made on the stream of the network, and read on the other one
+                buffers[1].record_stream(self._computing)
+        del self._buffers[task]
         for rows in buffers:
             if rows.is_cuda:  # made on the stream of the computation, which may not reuse them before this one is done
                 rows.record_stream(torch.cuda.current_stream())
@@ -287,4 +322,4 @@ class StepExecutor:
         def exchange(sent: Tensor, received: Tensor) -> dist.Work:
             return dist.all_to_all_single(received, sent, come, to, group=group, async_op=True)
 
-        return exchange, list(buffers)
+        return exchange, buffers

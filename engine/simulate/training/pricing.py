@@ -4,6 +4,7 @@ under a placement: the bytes that every GPU sends, and the rows that every exper
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,6 +18,8 @@ from engine.workload import RoutingTrace
 
 MAX_PARTS = 16
 """No operator is cut into more parts: Lancet never saw more than 4 pay, PipeMoE's grid needs at most 9."""
+BYTES_OF_A_SIZE = 8
+"""A number of rows for one expert takes as much, as Lancet's authors send it (`NCCLAllToAllv` of their program)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,8 +61,9 @@ def route(problem: Problem, placement: Placement, irregular: bool) -> Routing:
 
 def route_parts(problem: Problem, placement: Placement, parts: int) -> list[Routing]:
     """The routing of every part when each rank's recorded tokens are cut into `parts` runs of equal length, in their order,
-    sequence after sequence. Real tokens only; an expert that an earlier part has filled takes no more from a later
-    one, so that exactly the tokens of the uncut step are kept (capacity passing, Lancet §2.3).
+    sequence after sequence. Real tokens only, exactly those that the uncut step keeps: an expert that an earlier part has
+    filled takes no more from a later one (capacity passing, Lancet §2.3). A batch-prioritised gate has looked at the whole
+    batch before it is cut, so that a part has those of its tokens that were served, see `_served_by_importance`.
 
     Raises InputError unless the routing is recorded, token by token.
     """
@@ -72,18 +76,49 @@ def route_parts(problem: Problem, placement: Placement, parts: int) -> list[Rout
     place = np.empty(trace.tokens, dtype=np.int64)
     place[order] = np.arange(trace.tokens) - np.repeat(np.cumsum(held) - held, held)
     part = place * parts // np.maximum(held[rank], 1)
-    counts = np.zeros((parts, trace.layers, gpus, trace.num_experts))
+    copies, capacity = step.tokens * model.experts_per_token, step.capacity(model)
+    kept = np.full((parts, trace.layers, gpus, trace.num_experts), copies / parts / trace.num_experts)
     for layer in range(trace.layers):
         chosen = trace.experts[:, layer, :].astype(np.int64)
-        key = np.where(chosen >= 0, ((part * gpus + rank) * trace.num_experts)[:, None] + chosen, -1)
-        flat = np.bincount(key[key >= 0], minlength=parts * gpus * trace.num_experts)
-        counts[:, layer] = flat.reshape(parts, gpus, trace.num_experts)
-    routed = counts.sum(axis=(0, 3), keepdims=True)
-    copies = step.tokens * model.experts_per_token
-    fair = np.full_like(counts, copies / parts / trace.num_experts)
-    scaled = np.where(routed > 0, copies * counts / np.where(routed > 0, routed, 1), fair)
-    filled = np.minimum(np.cumsum(scaled, axis=0), step.capacity(model))
-    return [_routing(kept, placement, model.bytes_per_token) for kept in np.diff(filled, axis=0, prepend=0.0)]
+        key = np.where(chosen >= 0, rank[:, None] * trace.num_experts + chosen, -1)
+        routed = np.bincount(rank, (chosen >= 0).sum(axis=1), gpus)
+        scale = copies / np.maximum(routed, 1)
+        weight = np.ones(key.shape)
+        if step.gate == "batch-prioritised":
+            importance = None if trace.importance is None else trace.importance[:, layer]
+            weight = _served_by_importance(key, place, importance, (capacity / scale)[rank])
+        flat = np.bincount(
+            (part[:, None] * gpus * trace.num_experts + key)[key >= 0], weight[key >= 0], parts * gpus * trace.num_experts
+        )
+        counts = flat.reshape(parts, gpus, trace.num_experts) * scale[:, None]
+        kept[:, layer, routed > 0] = counts[:, routed > 0]
+    if step.gate != "batch-prioritised":
+        kept = np.diff(np.minimum(np.cumsum(kept, axis=0), capacity), axis=0, prepend=0.0)
+    return [_routing(of_part, placement, model.bytes_per_token) for of_part in kept]
+
+
+def _served_by_importance(
+    key: np.ndarray, place: np.ndarray, importance: np.ndarray | None, capacity: np.ndarray
+) -> np.ndarray:
+    """float64[token, choice]: 1 for a choice that a batch-prioritised gate serves, 0 for one that it drops, and a part of 1 for
+    the last one that fits into a capacity that is no whole number.
+
+    All first choices are served before any second one, and of these the tokens with the largest importance first (Riquelme
+    et al. 2021, §3.2 and Lancet §2.3); where no scores were recorded, in the order of the batch.
+
+    key: int64[token, choice], the same for choices of one expert on one rank, below 0 for none
+    place: int64[token], order in the batch
+    importance: float64[token]
+    capacity: float64[token], choices of one expert that the token's rank serves
+    """
+    tokens, k = key.shape
+    first = np.zeros(tokens) if importance is None else -importance
+    order = np.lexsort((np.repeat(place, k), np.repeat(first, k), np.tile(np.arange(k), tokens), key.ravel()))
+    served = key.ravel()[order]
+    begins = np.flatnonzero(np.append(True, served[1:] != served[:-1]))
+    before = np.empty(len(order))
+    before[order] = np.arange(len(order)) - np.repeat(begins, np.diff(np.append(begins, len(order))))
+    return np.clip(np.repeat(capacity, k) - before, 0.0, 1.0).reshape(key.shape)
 
 
 def _routing(kept: np.ndarray, placement: Placement, bytes_per_token: float) -> Routing:
@@ -107,6 +142,16 @@ def _routing(kept: np.ndarray, placement: Placement, bytes_per_token: float) -> 
     return Routing(groups, traffic, slots, not np.isnan(slots).any() and all(same))
 
 
+class Sizes(NamedTuple):
+    """An exchange of sizes: every GPU tells every other one how many rows follow for each expert (Lancet §6, Figure 10).
+
+    sent: bytes in the fullest GPU's buffer
+    """
+
+    seconds: float
+    sent: float
+
+
 @dataclass(frozen=True, eq=False)
 class PricedStep:
     """A training step with its times.
@@ -116,6 +161,7 @@ class PricedStep:
     sent: float64[operator]: bytes in the fullest GPU's buffer of a network operator, as routed
     groups: the GPUs of every group; all GPUs of a group take the same time for everything
     expert_groups: copies of all experts, see `Routing`
+    sizes: all-to-alls of which every part begins with an exchange of sizes, by name; their seconds contain it
     uneven: operators of recorded routing with unlike parts, by name and number of parts: float64[part, group]
     """
 
@@ -124,6 +170,7 @@ class PricedStep:
     sent: np.ndarray
     groups: tuple[tuple[int, ...], ...]
     expert_groups: int
+    sizes: dict[str, Sizes] = field(default_factory=dict)
     uneven: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
 
     def of_part(self, name: str, part: int, parts: int) -> np.ndarray:
@@ -146,12 +193,17 @@ def price_step(
 ) -> PricedStep:
     """Price the problem's training step under a placement; `irregular`: all-to-alls carry real tokens only.
 
+    Then no GPU knows how much it will receive, and in the forward pass dispatch and combine exchange sizes first, every part
+    its own, as Lancet's irregular all-to-all does (§6). The backward pass returns the same rows. Without a capacity there are
+    no buffers to fill up, so that all plans send real tokens, and every dispatch exchanges sizes.
+
     Parts of an all-to-all and of its experts are priced at their share of the whole, Lancet's static-shape approximation
     (§3), and for the numbers of parts in `as_recorded` also as the routing log has them, part by part. Planning, simulation
     and bound ask for the same prices, so the last ones are kept.
     """
-    fills = problem.step.capacity_factor > 0  # without a capacity there are no buffers to fill up
-    return _price(problem, placement, irregular and fills, parts, as_recorded)
+    fills = problem.step.capacity_factor > 0
+    sized = ("dispatch", "combine") if irregular else () if fills else ("dispatch",)
+    return _price(problem, placement, irregular and fills, sized, parts, as_recorded)
 
 
 def graph_of(problem: Problem, groups: int) -> OperatorGraph:
@@ -163,15 +215,18 @@ def graph_of(problem: Problem, groups: int) -> OperatorGraph:
 
 
 @lru_cache(maxsize=32)
-def _price(problem: Problem, placement: Placement, irregular: bool, parts: int, as_recorded: tuple[int, ...]) -> PricedStep:
+def _price(
+    problem: Problem, placement: Placement, irregular: bool, sized: tuple[str, ...], parts: int, as_recorded: tuple[int, ...]
+) -> PricedStep:
     if as_recorded:
-        priced = replace(_price(problem, placement, irregular, parts, ()), uneven={})
+        priced = replace(_price(problem, placement, irregular, sized, parts, ()), uneven={})
         for cut in as_recorded:
             pricers = [_Pricer(problem, placement, route_part, 1) for route_part in route_parts(problem, placement, cut)]
             for operator in priced.graph.of_phase("forward"):
                 if operator.kind in ("dispatch", "experts", "combine"):
                     rows = [part_pricer.operator(operator, priced.groups)[0] for part_pricer in pricers]
-                    priced.uneven[operator.name, cut] = np.stack(rows)
+                    exchanged = priced.sizes.get(operator.name, Sizes(0.0, 0.0)).seconds
+                    priced.uneven[operator.name, cut] = np.stack(rows) + exchanged
         return priced
     routing = route(problem, placement, irregular)
     graph = graph_of(problem, routing.groups)
@@ -183,7 +238,13 @@ def _price(problem: Problem, placement: Placement, irregular: bool, parts: int, 
     pricer = _Pricer(problem, placement, routing, parts)
     seconds = np.stack([pricer.operator(operator, members) for operator in graph.operators])
     sent = np.array([pricer.sent(operator) for operator in graph.operators])
-    return PricedStep(graph, seconds, sent, members, routing.groups)
+    sizes = {}
+    for place, operator in enumerate(graph.operators):
+        # A measured time holds all that the operator did.
+        if operator.phase == "forward" and operator.kind in sized and operator.seconds is None:
+            sizes[operator.name] = pricer.sizes(operator)
+            seconds[place] += sizes[operator.name].seconds
+    return PricedStep(graph, seconds, sent, members, routing.groups, sizes)
 
 
 def all_reduce_seconds(problem: Problem, sizes: Iterable[float], groups: int = 1) -> np.ndarray:
@@ -201,7 +262,7 @@ class _Pricer:
     """Prices operators; equal shapes are asked for once."""
 
     def __init__(self, problem: Problem, placement: Placement, routing: Routing, parts: int) -> None:
-        self.problem, self.routing = problem, routing
+        self.problem, self.placement, self.routing = problem, placement, routing
         self.cut = np.arange(1, parts + 1)
         first = {gpu: rank for rank, gpu in reversed(list(enumerate(problem.cluster.gpus)))}
         self.alike = [first[gpu] for gpu in problem.cluster.gpus]
@@ -233,6 +294,18 @@ class _Pricer:
         if operator.kind not in ("dispatch", "combine") or layer is None or self.problem.graph is not None:
             return operator.sent
         return float(self.routing.traffic[layer].sum(axis=0 if _goes_back(operator) else 1).max())
+
+    def sizes(self, operator: Operator) -> Sizes:
+        """The exchange of sizes before an all-to-all."""
+        layer = self.moe_layer.get(operator.layer)
+        if layer is None or self.problem.graph is not None:
+            sent = float(BYTES_OF_A_SIZE * self.placement.experts)
+            return Sizes(max(float(self.problem.cost.all_to_all(block, np.float64(sent))) for block in self.blocks), sent)
+        hosted = np.array([len(set(experts)) for experts in self.placement.experts_of_gpu[layer]], dtype=np.float64)
+        group = np.arange(self.placement.gpus) * self.routing.groups // self.placement.gpus
+        bytes_of_pair = np.where(group[:, None] == group, BYTES_OF_A_SIZE * hosted, 0.0)  # [home, host]
+        traffic = bytes_of_pair.T if _goes_back(operator) else bytes_of_pair
+        return Sizes(float(self._all_to_all(traffic)[0]), float(traffic.sum(axis=1).max()))
 
     def _network(self, operator: Operator) -> np.ndarray:
         layer, cost = self.moe_layer.get(operator.layer), self.problem.cost

@@ -109,6 +109,7 @@ class Program:
 
     operators: int64[task], -1 for an all-reduce
     pieces: the gradients of each all-reduce, by task
+    sizes: the exchange of sizes of an all-to-all, both by their tasks
     part: int64[task], the part of the operator, counted from 0
     parts: int64[task], the number of its parts
     stretch: int64[task]: tasks of operators that are cut together have the same number; -1: not cut
@@ -122,6 +123,7 @@ class Program:
     parts: np.ndarray
     stretch: np.ndarray
     pieces: dict[int, Piece]
+    sizes: dict[int, int]
 
 
 @dataclass
@@ -136,6 +138,7 @@ class _Builder:
     sent: list[float] = field(default_factory=list)
     cut: list[tuple[int, int, int]] = field(default_factory=list)
     pieces: dict[int, Piece] = field(default_factory=dict)
+    sizes: dict[int, int] = field(default_factory=dict)
     edges: list[tuple[int, int]] = field(default_factory=list)
     first: dict[str, int] = field(default_factory=dict)
     last: dict[str, int] = field(default_factory=dict)
@@ -143,12 +146,18 @@ class _Builder:
     blocking: int | None = None
 
     def add(self, operator: Operator, part: int = 0, parts: int = 1, stretch: int = -1) -> int:
-        """One part of an operator in a stretch that is cut; returns its task."""
+        """One part of an operator in a stretch that is cut, behind its exchange of sizes if it has one; returns its task."""
         place = self.priced.index[operator.name]
         label = operator.name if parts == 1 else f"{operator.name} · part {part + 1} of {parts}"
         stream, sent = ALL_TO_ALL if operator.network else COMPUTE, self.priced.sent[place] / parts
-        seconds = self.priced.of_part(operator.name, part, parts)
-        task = self.raw(place, label, stream, seconds, sent, (part, parts, stretch))
+        seconds, cut = self.priced.of_part(operator.name, part, parts), (part, parts, stretch)
+        sizes = self.priced.sizes.get(operator.name)
+        if sizes is not None:
+            before = np.full_like(seconds, sizes.seconds)
+            exchange = self.raw(place, f"sizes of {label}", stream, before, sizes.sent, cut)
+            self.sizes[exchange + 1] = exchange
+            seconds = seconds - before
+        task = self.raw(place, label, stream, seconds, sent, cut)
         self.first.setdefault(operator.name, task)
         self.last[operator.name] = task
         self.parts.setdefault(operator.name, []).append(task)
@@ -328,6 +337,8 @@ def _join(build: _Builder, graph: OperatorGraph, cuts: list[Cut]) -> None:
             build.edges += zip(before, after, strict=True)
         else:
             build.edges.append((build.last[dependency.before], build.first[dependency.after]))
+    # Sizes are known, and may go, as soon as the rows that they count.
+    build.edges += [(before, build.sizes[after]) for before, after in build.edges if before < build.sizes.get(after, -1)]
 
 
 def _all_reduces(build: _Builder, plan: Plan, problem: Problem, graph: OperatorGraph) -> list[int]:
@@ -376,4 +387,5 @@ def _finish(build: _Builder, graph: OperatorGraph) -> Program:
     edges, release = sorted(set(build.edges)), np.zeros(len(build.labels))
     tasks = Tasks(build.stream, np.stack(build.seconds), edges, release, pair, holds)
     columns = (np.array(column) for column in (build.operators, build.sent))
-    return Program(tasks, tuple(build.labels), *columns, *np.array(build.cut, dtype=np.int64).T, build.pieces)
+    cut = np.array(build.cut, dtype=np.int64).T
+    return Program(tasks, tuple(build.labels), *columns, *cut, build.pieces, build.sizes)

@@ -13,7 +13,8 @@ from engine.problem import Problem
 from engine.simulate.streams import COMPUTE, run_streams
 from engine.simulate.training.pricing import PricedStep, price_step
 from engine.simulate.training.program import Program, program_of
-from engine.timeline import KINDS, STREAMS, Timeline
+from engine.timeline import KINDS, SIZES, STREAMS, Timeline
+from engine.training import served_in_words
 from engine.workload import RoutingTrace
 
 FORWARD_KINDS = {"experts": "ffn"} | {kind: kind for kind in ("gate", "dispatch", "combine", "aggregate")}
@@ -32,6 +33,8 @@ def simulate_step(plan: Plan, problem: Problem) -> Timeline:
     task, group = np.nonzero(end > start)
     operators = priced.graph.operators
     kind_of = ["all_reduce" if place < 0 else event_kind(operators[place]) for place in program.operators]
+    for exchange in program.sizes.values():
+        kind_of[exchange] = SIZES
     layers = np.array([operators[place].layer if place >= 0 else -1 for place in program.operators])
     network = program.tasks.stream != COMPUTE
     stream = pd.Categorical(np.where(network, "network", "compute")[task], categories=list(STREAMS))
@@ -45,7 +48,9 @@ def simulate_step(plan: Plan, problem: Problem) -> Timeline:
     lanes = tuple(f"{first} and {more} like it" if more else first for first, more in zip(firsts, alike, strict=True))
     labels = tuple(program.labels[index] for index in task)
     measured = "; operators with measured times count as measured" if problem.graph is not None else ""
-    return Timeline(events, lanes, "simulated", problem.cost_source + measured, labels)
+    served = served_in_words(problem.step, problem.workload) if priced.uneven else None
+    source = problem.cost_source + measured + (f"; {served}" if served else "")
+    return Timeline(events, lanes, "simulated", source, labels)
 
 
 def _run(plan: Plan, problem: Problem, known: bool = False) -> tuple[PricedStep, Program, np.ndarray, np.ndarray]:

@@ -221,7 +221,8 @@ class _Search:
 
     def stretches(self) -> Iterator[Knobs]:
         """Lancet's stretches for several limits of their parts, or none; and those of now with other ends and parts."""
-        for irregular in dict.fromkeys((self.now.irregular, self.options.irregular)):
+        # Full buffers need no exchange of sizes: where they are hardly fuller than what is sent, they are the faster ones.
+        for irregular in dict.fromkeys((self.now.irregular, self.options.irregular, False)):
             now = replace(self.now, irregular=irregular)
             yield now
             priced = price_step(self.problem, now.placement, irregular)

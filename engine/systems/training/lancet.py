@@ -22,6 +22,7 @@ from engine.systems.base import Draft, Note, Notes, Report, System, proof_of
 from engine.systems.options import Options, Seed
 from engine.systems.pieces import linear_placement
 from engine.systems.training.baselines import Bucket
+from engine.training import served_in_words
 from engine.units import at_most, share
 from engine.units import seconds as in_seconds
 
@@ -48,7 +49,8 @@ class LancetOptions(Options):
     irregular: bool = Field(
         True,
         title="Irregular all-to-alls",
-        description="all-to-alls carry only real tokens, not buffers filled up to the capacity (§6)",
+        description="all-to-alls carry only real tokens, not buffers filled up to the capacity; in the forward pass every part "
+        "of one waits for an exchange of sizes (§6)",
     )
     time_limit: float = Field(5.0, ge=0.05, le=3600, description="seconds for the proof of the weight gradients")
     bucket_mb: Bucket = 25.0
@@ -93,7 +95,16 @@ def _ranges(
     )
     notes["forward pass, proof"] = Note(f"{proof_of(result)} among stretches and parts; found in {in_seconds(result.runtime)}")
     where = "before and after" if gate != "batch-prioritised" else "only after"
-    notes["gate"] = Note(f"{gate}: operators {where} the MoE layer can be cut")
+    served = served_in_words(problem.step, problem.workload)
+    notes["gate"] = Note(f"{gate}: operators {where} the MoE layer can be cut" + (f"; {served}" if served else ""))
+    if priced.sizes:
+        parts = np.ones(len(forward), dtype=np.int64)
+        for stretch in cut:
+            parts[stretch.first : stretch.last + 1] = stretch.parts
+        counted = {operator.name: int(count) for operator, count in zip(forward, parts, strict=True)}
+        took = sum(counted[name] * sizes.seconds for name, sizes in priced.sizes.items())
+        count = sum(counted[name] for name in priced.sizes)
+        notes["exchanges of sizes"] = Note(f"{count}, one before each part of an all-to-all: {in_seconds(took)} of the network")
     return tuple(
         PartitionRange(first=forward[stretch.first].name, last=forward[stretch.last].name, parts=stretch.parts)
         for stretch in cut
