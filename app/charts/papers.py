@@ -5,16 +5,13 @@ from collections.abc import Mapping, Sequence
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from app.charts.theme import NEUTRAL, SECOND, SMALLEST, TEAL, finish, ink, legend_at_foot, plain, tips
+from app.charts.series import Series, series_of
+from app.charts.theme import LINE, SMALLEST, finish, ink, legend_at_foot, legend_lines, plain, tips
 from engine.reproduce.exhibits import Chart
 from engine.units import digits
 
-COLOURS = (TEAL, SECOND, "#E69F00", "#0072B2", "#CC79A7", NEUTRAL, "#56B4E9", "#117733")
-DASHES = ("solid", "dash", "dashdot", "dot")
-SYMBOLS = ("circle", "diamond", "square", "cross")
-PATTERNS = ("", "/", "\\", "x", ".", "-", "+", "|")
 PUBLISHED = "The paper"
-HEIGHT, FOOT = 360, 64
+HEIGHT, FOOT = 360, 36
 
 Row = Mapping[str, str | int | float | None]
 
@@ -26,12 +23,12 @@ def exhibit(title: str, rows: Sequence[Row], chart: Chart, dark: bool = False) -
     dark: the page's theme
     """
     facets = list(dict.fromkeys(row[chart.facet] for row in rows)) if chart.facet else [None]
-    series = list(dict.fromkeys(row[chart.series] for row in rows)) if chart.series else [None]
+    series = series_of([row[chart.series] for row in rows] if chart.series else [None])
     titles = [plain(str(facet)) for facet in facets] if chart.facet else None
     figure = make_subplots(1, len(facets), subplot_titles=titles, shared_yaxes=len(facets) > 1, horizontal_spacing=0.03)
     for column, facet in enumerate(facets, 1):
-        for turn, name in enumerate(series):
-            _add(figure, _own(rows, chart, facet, name), chart, str(name or "Ours"), turn, column == 1, column)
+        for each in series:
+            _add(figure, _own(rows, chart, facet, each.value), chart, each, column == 1, column)
         if chart.published:
             _add_published(figure, rows, chart, facet, series, column, dark)
     figure.update_xaxes(title=plain(chart.x_title), type="log" if chart.log_x else None)
@@ -39,42 +36,40 @@ def exhibit(title: str, rows: Sequence[Row], chart: Chart, dark: bool = False) -
     figure.update_yaxes(title=plain(chart.y_title), col=1)
     several = len(series) > 1 or bool(chart.published)
     layout = {"barmode": "group", "showlegend": several, "legend": legend_at_foot(), "scattermode": "group"}
-    finish(figure, plain(title), HEIGHT, top=44 + 24 * bool(chart.facet), **layout)
-    figure.layout.margin.b = FOOT if several else 8
+    lines = legend_lines([*map(_title, series), *[PUBLISHED] * bool(chart.published)]) if several else 0
+    finish(figure, plain(title), HEIGHT + LINE * max(lines - 1, 0), top=44 + 24 * bool(chart.facet), **layout)
+    figure.layout.margin.b = FOOT + LINE * lines if several else 8
     for annotation in figure.layout.annotations:
         annotation.font.size = SMALLEST + 1
     return figure
 
 
-def _add(figure: go.Figure, rows: Sequence[Row], chart: Chart, name: str, turn: int, legend: bool, column: int) -> None:
-    x, y = [row[chart.x] for row in rows], [row[chart.y] for row in rows]
-    colour = COLOURS[turn % len(COLOURS)]
-    said = tips(f"{plain(name)}<br>{plain(str(at))}: <b>{_number(value)}</b>" for at, value in zip(x, y, strict=True))
-    common = {"x": x, "y": y, "name": plain(name), "legendgroup": name, "showlegend": legend, **said}
+def _add(figure: go.Figure, rows: Sequence[Row], chart: Chart, look: Series, legend: bool, column: int) -> None:
+    x, y, name = [row[chart.x] for row in rows], [row[chart.y] for row in rows], _title(look)
+    said = tips(f"{name}<br>{plain(str(at))}: <b>{_number(value)}</b>" for at, value in zip(x, y, strict=True))
+    common = {"x": x, "y": y, "name": name, "legendgroup": name, "showlegend": legend, **said}
     if chart.kind == "bars":
-        pattern = {
-            "shape": PATTERNS[turn % len(PATTERNS)],
-            "fgcolor": "#16201F",
-            "size": 6,
-            "solidity": 0.25,
-            "fillmode": "overlay",
-        }
-        figure.add_bar(**common, offsetgroup=name, marker={"color": colour, "pattern": pattern}, row=1, col=column)
+        pattern = {"shape": look.pattern, "fgcolor": "#16201F", "size": 6, "solidity": 0.25, "fillmode": "overlay"}
+        figure.add_bar(**common, offsetgroup=name, marker={"color": look.colour, "pattern": pattern}, row=1, col=column)
         return
-    line = {"color": colour, "dash": DASHES[turn % len(DASHES)], "width": 2}
+    line = {"color": look.colour, "dash": look.dash, "width": 2}
     if chart.kind == "steps":
         line["shape"] = "hv"
     mode = "markers" if chart.kind == "points" else "lines+markers"
-    marker = {"color": colour, "symbol": SYMBOLS[turn % len(SYMBOLS)], "size": 8}
+    marker = {"color": look.colour, "symbol": look.symbol, "size": 8}
     figure.add_scatter(**common, mode=mode, line=line, marker=marker, row=1, col=column)
 
 
+def _title(look: Series) -> str:
+    return "Ours" if look.value is None else plain(look.title)
+
+
 def _add_published(
-    figure: go.Figure, rows: Sequence[Row], chart: Chart, facet: object, series: Sequence[object], column: int, dark: bool
+    figure: go.Figure, rows: Sequence[Row], chart: Chart, facet: object, series: Sequence[Series], column: int, dark: bool
 ) -> None:
     """The paper's own values, on the bar of their series or its line."""
-    for turn, name in enumerate(series):
-        own = [row for row in _own(rows, chart, facet, name) if row.get(chart.published) is not None]
+    for turn, each in enumerate(series):
+        own = [row for row in _own(rows, chart, facet, each.value) if row.get(chart.published) is not None]
         if own:
             figure.add_scatter(
                 x=[row[chart.x] for row in own],
@@ -83,10 +78,10 @@ def _add_published(
                 legendgroup=PUBLISHED,
                 showlegend=column == 1 and turn == 0,
                 mode="markers",
-                offsetgroup=str(name or "Ours"),
+                offsetgroup=_title(each),
                 marker={"symbol": "diamond-open", "size": 11, "color": ink(dark), "line": {"width": 2}},
                 **tips(
-                    f"{PUBLISHED}{f', {plain(str(name))}' if name else ''}<br>{plain(str(row[chart.x]))}: "
+                    f"{PUBLISHED}{'' if each.value is None else f', {_title(each)}'}<br>{plain(str(row[chart.x]))}: "
                     f"<b>{_number(row[chart.published])}</b>"
                     for row in own
                 ),

@@ -4,9 +4,14 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from app.charts import papers as charts
+from app.charts import theme
+from app.charts.optimise import SCHEMES
+from app.charts.series import KINDS, OTHERS, SYSTEMS, series_of
+from app.charts.what_if_studies import STYLES
 from engine.costs import Silicon, choice
 from engine.reproduce.exhibits import Chart
 from engine.reproduce.papers import PAPERS
+from engine.systems import TRAINING
 from tests.cases import pages
 from tests.costs.silicon import needs_tables
 
@@ -67,3 +72,31 @@ def test_charts_have_every_value_and_the_published_ones(kind: str) -> None:
     assert [list(trace.y) for trace in published] == [[1.0, 2.0]] * 2 and all("<i>" not in trace.name for trace in figure.data)
     alone = charts.exhibit("Times", rows[:2], Chart(kind=kind, x="size", y="seconds", x_title="MB", y_title="time, s"))
     assert len(alone.data) == 1 and not alone.layout.showlegend
+
+
+def test_series_have_the_colours_and_the_order_of_the_other_pages() -> None:
+    parts = {each.value: each for each in series_of(["other", "experts", "all-to-all"])}
+    assert list(parts) == ["all-to-all", "experts", "other"], "as KIND_TITLES and PARTS have them"
+    assert parts["all-to-all"].colour == theme.KIND_COLOURS["dispatch"]
+    assert parts["experts"].colour == theme.KIND_COLOURS["ffn"] and parts["other"].colour == theme.PARTS["other"][1]
+    orders = series_of(["RCS", "SJF", "Aurora"])
+    assert [(each.value, each.colour) for each in orders] == [
+        (name, STYLES[name.lower()][0]) for name in ("Aurora", "SJF", "RCS")
+    ]
+    schemes = series_of(["lina", "without_fine_tuning", "baseline"])
+    assert [(each.title, each.colour) for each in schemes] == [
+        SCHEMES[key][:2] for key in ("baseline", "lina", "without_fine_tuning")
+    ]
+    training = {each.value: each.colour for each in series_of(system.title for system in TRAINING.values())}
+    assert training["Lancet"] == training["PipeMoE"] == theme.TEAL and training["DeepSpeed (no overlap)"] == theme.NEUTRAL
+    one, other = series_of(["Lina, B/16", "Lina, B/32"])
+    assert one.colour == other.colour and (one.pattern, other.pattern) == ("", "/"), "the second model is hatched"
+
+
+def test_a_series_that_is_no_kind_has_the_colour_of_none_and_each_has_its_sign() -> None:
+    kinds = set(theme.KIND_COLOURS.values()) | {theme.EXPOSED, theme.MARK}
+    assert not kinds & set(OTHERS)
+    many = series_of([f"model {number}" for number in range(8)])
+    assert len({each.colour for each in many}) == len({each.pattern for each in many}) == 8
+    mixed = series_of([*SYSTEMS, *KINDS][:8])
+    assert len({each.pattern for each in mixed}) == 8
