@@ -14,6 +14,7 @@ from engine.systems import run, systems_for
 from engine.systems.base import silent
 from tests import everything
 from tests.reproduce.page import PAGE, cells
+from tests.spent import loop_seconds
 
 SLOW = {
     "aurora": ("11c", "11d", 12, 14),
@@ -87,18 +88,14 @@ def test_a_figure_that_is_stopped_in_the_making_is_left_out(paper):
 
 
 LOOPS = 4
-"""Processor time between two looks at a stop, at most, in loops of `sum(i for i in range(20_000_000))`: 1.5 s where it takes
-0.37 s."""
+"""Processor time between two looks at a stop, at most, in loops of `tests.spent`: 1.5 s where one takes 0.37 s."""
 FEW = 4
 """Looks after which a slow figure is stopped where not everything is tested."""
 
 
 @pytest.fixture(scope="module")
 def loop() -> float:
-    """Processor seconds of the loop."""
-    begin = time.process_time()
-    sum(i for i in range(20_000_000))
-    return time.process_time() - begin
+    return loop_seconds()
 
 
 @pytest.mark.parametrize(
