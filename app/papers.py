@@ -18,6 +18,10 @@ from engine.reproduce.papers import PAPERS
 KIND = "reproduce"
 MARKS = {"reproduced": "✓ reproduced", "partly": "≈ partly", "not": "✗ not"}
 """The verdicts as the table has them."""
+WIDTHS = {"Quantity": 270, "The paper": 110, "Ours": 130, "": 110, "Why they differ": 400}
+"""Pixels of the columns: in a window of 1024 all but the reasons, which stand below in full."""
+TWO_LINES, SHOWN = 54, 6
+"""Pixels of a row with two lines of text, and rows that are shown without scrolling."""
 
 
 def show() -> None:
@@ -93,11 +97,9 @@ def _exhibit(entry: Entry, exhibit: Exhibit) -> None:
             "Why they differ": [claim.why for claim in claims],
         },
         hide_index=True,
-        height=tables.low(len(claims)),
-        column_config={
-            "Quantity": st.column_config.Column(width="large"),
-            "Why they differ": st.column_config.Column(width="large"),
-        },
+        row_height=TWO_LINES,
+        height="content" if len(claims) <= SHOWN else (SHOWN + 1) * TWO_LINES,
+        column_config={name: st.column_config.Column(width=width) for name, width in WIDTHS.items()},
     )
     _reasons(claims)
 

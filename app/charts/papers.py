@@ -1,6 +1,7 @@
 """Figures and tables of the papers: our values as bars, lines or points, the published ones as hollow marks."""
 
 from collections.abc import Mapping, Sequence
+from textwrap import wrap
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -12,6 +13,8 @@ from engine.units import digits
 
 PUBLISHED = "The paper"
 HEIGHT, FOOT = 360, 36
+ALONG_Y = 34
+"""Letters of a line of a title along the y axis."""
 
 Row = Mapping[str, str | int | float | None]
 
@@ -31,11 +34,13 @@ def exhibit(title: str, rows: Sequence[Row], chart: Chart, dark: bool = False) -
             _add(figure, _own(rows, chart, facet, each.value), chart, each, column == 1, column)
         if chart.published:
             _add_published(figure, rows, chart, facet, series, column, dark)
-    figure.update_xaxes(title=plain(chart.x_title), type="log" if chart.log_x else None)
+    figure.update_xaxes(title=plain(chart.x_title), type="category" if chart.kind == "bars" else "log" if chart.log_x else None)
     figure.update_yaxes(rangemode="tozero")
-    figure.update_yaxes(title=plain(chart.y_title), col=1)
+    figure.update_yaxes(title="<br>".join(map(plain, wrap(chart.y_title, ALONG_Y))), col=1)
     several = len(series) > 1 or bool(chart.published)
-    layout = {"barmode": "group", "showlegend": several, "legend": legend_at_foot(), "scattermode": "group"}
+    layout = {"showlegend": several, "legend": legend_at_foot()}
+    if chart.kind == "bars":  # published marks stand on the bars of their series; points of lines stay at their x
+        layout |= {"barmode": "group", "scattermode": "group"}
     lines = legend_lines([*map(_title, series), *[PUBLISHED] * bool(chart.published)]) if several else 0
     finish(figure, plain(title), HEIGHT + LINE * max(lines - 1, 0), top=44 + 24 * bool(chart.facet), **layout)
     figure.layout.margin.b = FOOT + LINE * lines if several else 8

@@ -10,7 +10,7 @@ from app.charts.what_if_studies import STYLES
 
 DASHES = ("solid", "dash", "dashdot", "dot")
 SYMBOLS = ("circle", "diamond", "square", "cross")
-PATTERNS = ("", "/", "\\", "x", ".", "-", "+", "|")
+PATTERNS = ("", "/", ".", "x", "\\", "-", "+", "|")
 OTHERS = (TEAL, SECOND, NEUTRAL, "#882255", "#999933", "#6699CC", "#AA4466", "#661100")
 """Colours of series that are no kind, one after another."""
 
@@ -28,9 +28,9 @@ KINDS = {
 SYSTEMS = {
     "Aurora": STYLES["aurora"][0],
     "Aurora + Colocation": STYLES["aurora"][0],
+    "Aurora, decoupled": STYLES["aurora"][0],
     "Aurora as printed": NEUTRAL,
-    "Aurora, decoupled": NEUTRAL,
-    "Optimum": STYLES["aurora"][0],
+    "Optimum": NEUTRAL,
     "Aurora + Exclusive": SECOND,
     "Lina": NEUTRAL,
     "SJF": STYLES["sjf"][0],

@@ -70,6 +70,10 @@ def test_charts_have_every_value_and_the_published_ones(kind: str) -> None:
     assert sorted(drawn) == sorted(row["seconds"] for row in rows)
     published = [trace for trace in figure.data if trace.name == charts.PUBLISHED]
     assert [list(trace.y) for trace in published] == [[1.0, 2.0]] * 2 and all("<i>" not in trace.name for trace in figure.data)
+    # Marks of a group would move aside, and points of a line away from their x.
+    assert (figure.layout.scattermode == "group") == (kind == "bars")
+    # Numbers of GPUs that are texts would be places on a line, with bars of any width.
+    assert (figure.layout.xaxis.type == "category") == (kind == "bars")
     alone = charts.exhibit("Times", rows[:2], Chart(kind=kind, x="size", y="seconds", x_title="MB", y_title="time, s"))
     assert len(alone.data) == 1 and not alone.layout.showlegend
 

@@ -57,7 +57,9 @@ def test_openings_can_be_planned(entry):
         for side in (problem, problem.second) if problem.second else (problem,):
             stood_in, _, about = side.workload.name.partition(" for ")
             assert stood_in in RECORDINGS.values() and about.endswith(", 8 experts"), "no data set of the paper's is open"
-            assert f"{stood_in} for {about.removesuffix(', 8 experts')}" in opening.title
+            model, _, dataset = about.removesuffix(", 8 experts").partition(" on ")
+            assert stood_in in opening.title.partition(" for ")[0]
+            assert model in opening.title.partition(" for ")[2] and f" on {dataset}, " in opening.title
 
 
 def test_orders_are_compared_on_one_placement_and_aurora_communicates_least():

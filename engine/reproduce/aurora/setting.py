@@ -44,9 +44,9 @@ NOTE = (
 )
 
 
-def stand_in(dataset: str, model: str) -> str:
-    """The recording that stands in for a model's traffic on a data set, and for which: `alpha-code for B/16 on COCO`"""
-    return f"{RECORDINGS[dataset, model]} for {model} on {dataset}"
+def stand_in(dataset: str, *models: str) -> str:
+    """Recordings that stand in for models' traffic on a data set, and for which: `alpha-code for B/16 on COCO`"""
+    return f"{' and '.join(RECORDINGS[dataset, model] for model in models)} for {' and '.join(models)} on {dataset}"
 
 
 @cache
@@ -115,7 +115,7 @@ def openings(
     said = "".join(f", {name} {value}" for name, value in (options or {}).items())
     return tuple(
         Opening(
-            f"{' and '.join(stand_in(dataset, model) for model in models)}, {cluster}: {system}{said}",
+            f"{stand_in(dataset, *models)}, {cluster}: {system}{said}",
             partial(_opened, dataset, models, cluster),
             system,
             options or {},
