@@ -13,8 +13,10 @@ from engine.units import digits
 
 PUBLISHED = "The paper"
 HEIGHT, FOOT = 360, 36
-ALONG_Y = 34
-"""Letters of a line of a title along the y axis."""
+ALONG_Y, LONGEST = 34, 26
+"""Letters of a line of a title along the y axis, and of the name of a bar that stands."""
+BAR, AROUND = 14, 130
+"""Pixels of a bar that lies, and of all around them."""
 
 Row = Mapping[str, str | int | float | None]
 
@@ -34,15 +36,22 @@ def exhibit(title: str, rows: Sequence[Row], chart: Chart, dark: bool = False) -
             _add(figure, _own(rows, chart, facet, each.value), chart, each, column == 1, column)
         if chart.published:
             _add_published(figure, rows, chart, facet, series, column, dark)
-    figure.update_xaxes(title=plain(chart.x_title), type="category" if chart.kind == "bars" else "log" if chart.log_x else None)
-    figure.update_yaxes(rangemode="tozero")
-    figure.update_yaxes(title="<br>".join(map(plain, wrap(chart.y_title, ALONG_Y))), col=1)
+    lying, height = _lies(rows, chart), HEIGHT
+    if lying:
+        figure.update_xaxes(title=plain(chart.y_title), rangemode="tozero")
+        figure.update_yaxes(type="category", autorange="reversed", automargin=True)
+        height = max(HEIGHT, AROUND + BAR * (len(series) + 1) * len({row[chart.x] for row in rows}))
+    else:
+        kind = "category" if chart.kind == "bars" else "log" if chart.log_x else None
+        figure.update_xaxes(title=plain(chart.x_title), type=kind)
+        figure.update_yaxes(rangemode="tozero")
+        figure.update_yaxes(title="<br>".join(map(plain, wrap(chart.y_title, ALONG_Y))), col=1)
     several = len(series) > 1 or bool(chart.published)
     layout = {"showlegend": several, "legend": legend_at_foot()}
     if chart.kind == "bars":  # published marks stand on the bars of their series; points of lines stay at their x
         layout |= {"barmode": "group", "scattermode": "group"}
     lines = legend_lines([*map(_title, series), *[PUBLISHED] * bool(chart.published)]) if several else 0
-    finish(figure, plain(title), HEIGHT + LINE * max(lines - 1, 0), top=44 + 24 * bool(chart.facet), **layout)
+    finish(figure, plain(title), height + LINE * max(lines - 1, 0), top=44 + 24 * bool(chart.facet), **layout)
     figure.layout.margin.b = FOOT + LINE * lines if several else 8
     for annotation in figure.layout.annotations:
         annotation.font.size = SMALLEST + 1
@@ -54,6 +63,8 @@ def _add(figure: go.Figure, rows: Sequence[Row], chart: Chart, look: Series, leg
     said = tips(f"{name}<br>{plain(str(at))}: <b>{_number(value)}</b>" for at, value in zip(x, y, strict=True))
     common = {"x": x, "y": y, "name": name, "legendgroup": name, "showlegend": legend, **said}
     if chart.kind == "bars":
+        if _lies(rows, chart):
+            common |= {"x": y, "y": x, "orientation": "h"}
         pattern = {"shape": look.pattern, "fgcolor": "#16201F", "size": 6, "solidity": 0.25, "fillmode": "overlay"}
         figure.add_bar(**common, offsetgroup=name, marker={"color": look.colour, "pattern": pattern}, row=1, col=column)
         return
@@ -76,9 +87,12 @@ def _add_published(
     for turn, each in enumerate(series):
         own = [row for row in _own(rows, chart, facet, each.value) if row.get(chart.published) is not None]
         if own:
+            x, y = ([row[column] for row in own] for column in (chart.x, chart.published))
+            lying = _lies(rows, chart)
             figure.add_scatter(
-                x=[row[chart.x] for row in own],
-                y=[row[chart.published] for row in own],
+                x=y if lying else x,
+                y=x if lying else y,
+                orientation="h" if lying else None,
                 name=PUBLISHED,
                 legendgroup=PUBLISHED,
                 showlegend=column == 1 and turn == 0,
@@ -93,6 +107,11 @@ def _add_published(
                 row=1,
                 col=column,
             )
+
+
+def _lies(rows: Sequence[Row], chart: Chart) -> bool:
+    """True if the bars lie, since their names are too long to stand below them."""
+    return chart.kind == "bars" and chart.facet is None and max((len(str(row[chart.x])) for row in rows), default=0) > LONGEST
 
 
 def _own(rows: Sequence[Row], chart: Chart, facet: object, series: object) -> list[Row]:

@@ -25,13 +25,15 @@ def test_a_figure_is_computed_shown_with_its_verdicts_and_kept(app: AppTest) -> 
     pages.enter(app, "Figure or table", "Table IV")
     pages.run_the_job(app, "Compute Table IV", "reproduce")
     assert "of 1 published number 1 partly" in pages.said(app.markdown)
-    (table,) = (frame.value for frame in app.dataframe)
-    assert table["The paper"].tolist() == ["522"] and table["Ours"].tolist() == ["864"] and table[""].tolist() == ["≈ partly"]
+    (table,) = (shown.value for shown in app.table)
+    found = [table[column].tolist() for column in ("The paper", "Ours", "Verdict")]
+    assert found == [["522"], ["864"], ["≈ partly"]]
+    assert app.expander[0].label == "Why they differ" and "How memory was used is not published" in pages.said(app.markdown)
     pages.enter(app, "Figure or table", "Figure 3")
-    assert "Not computed yet" in pages.said(app.info) and not app.dataframe
+    assert "Not computed yet" in pages.said(app.info) and not app.table
     later = pages.visit(pages.studio(session=app.session_state["token"]).run(), "papers")
     pages.enter(later, "Figure or table", "Table IV")
-    assert later.dataframe[0].value.equals(table)
+    assert later.table[0].value.equals(table)
 
 
 @needs_tables
@@ -41,7 +43,7 @@ def test_a_setting_opens_with_its_inputs_and_is_planned_for(app: AppTest) -> Non
     pages.visit(app, "papers")
     pages.enter(app, "Figure or table", "Figure 6")
     (entry,) = (entry for entry in PAPERS["pipemoe"].entries if entry.number == "Figure 6")
-    (opening,) = entry.openings
+    opening = entry.openings[0]
     problem = opening.problem()
     pages.press(app, opening.title)
     pages.finished("optimise")
@@ -76,6 +78,16 @@ def test_charts_have_every_value_and_the_published_ones(kind: str) -> None:
     assert (figure.layout.xaxis.type == "category") == (kind == "bars")
     alone = charts.exhibit("Times", rows[:2], Chart(kind=kind, x="size", y="seconds", x_title="MB", y_title="time, s"))
     assert len(alone.data) == 1 and not alone.layout.showlegend
+
+
+def test_bars_with_long_names_lie() -> None:
+    rows = [
+        {"way": f"an assumption of many words, number {number}", "gain": float(number), "paper": 1.5} for number in range(3)
+    ]
+    chart = Chart(kind="bars", x="way", y="gain", published="paper", x_title="way", y_title="gain")
+    bars, published = charts.exhibit("Ways", rows, chart).data
+    assert bars.orientation == "h" and list(bars.x) == [0.0, 1.0, 2.0] and list(bars.y) == [row["way"] for row in rows]
+    assert list(published.x) == [1.5] * 3 and list(published.y) == list(bars.y)
 
 
 def test_series_have_the_colours_and_the_order_of_the_other_pages() -> None:
