@@ -132,7 +132,7 @@ EXHIBITS = {
     "lancet": "Figure 2, Figure 6, Figure 11, Figure 12, Figure 13, Figure 14, Figure 15, Figure 16",
     "pipemoe": "Table II, Table IV, Table VI, Table VII, Figure 3, Figure 4, Figure 6",
 }
-"""What each paper evaluates, by its own numbers."""
+"""Figures and tables that each paper evaluates, by its own numbers."""
 
 
 @pytest.mark.parametrize("name", PAPERS)
