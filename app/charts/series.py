@@ -2,6 +2,7 @@
 sign that it has on the other pages; models, recordings and numbers have colours of no kind."""
 
 from collections.abc import Iterable
+from itertools import cycle
 from typing import NamedTuple
 
 from app.charts.optimise import SCHEMES
@@ -70,12 +71,12 @@ class Series(NamedTuple):
 def series_of(values: Iterable[object]) -> list[Series]:
     """The series of a chart in the order in which it draws them: known ones by the theme, the others behind as they come."""
     ranked = sorted(dict.fromkeys(values), key=_rank)
-    unknown, found, used = iter(range(len(ranked))), [], []
+    taken = {colour for _, colour, _ in map(_known, map(str, ranked))}
+    spare = cycle([colour for colour in OTHERS if colour not in taken] or OTHERS)
+    found, used = [], []
     for turn, value in enumerate(ranked):
         title, colour, pattern = _known(str(value))
-        if colour is None:
-            place = next(unknown)
-            colour = OTHERS[place % len(OTHERS)]
+        colour = colour or next(spare)
         # A sign besides the colour: its own, or the first that no series has.
         free = [shape for shape in PATTERNS if shape not in used] or [PATTERNS[turn % len(PATTERNS)]]
         pattern = free[0] if pattern is None or pattern in used else pattern

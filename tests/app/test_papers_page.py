@@ -114,5 +114,6 @@ def test_a_series_that_is_no_kind_has_the_colour_of_none_and_each_has_its_sign()
     assert not kinds & set(OTHERS)
     many = series_of([f"model {number}" for number in range(8)])
     assert len({each.colour for each in many}) == len({each.pattern for each in many}) == 8
+    assert len({each.colour for each in series_of(["lina", "baseline", "ideal", "static"])}) == 4
     mixed = series_of([*SYSTEMS, *KINDS][:8])
     assert len({each.pattern for each in mixed}) == 8
