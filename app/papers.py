@@ -18,6 +18,10 @@ from engine.reproduce.papers import PAPERS
 KIND = "reproduce"
 MARKS = {"reproduced": "✓ reproduced", "partly": "≈ partly", "not": "✗ not"}
 """The verdicts as the table has them."""
+SHOWN, HEIGHT = 8, 420
+"""Claims that are shown without scrolling, and pixels of a table with more."""
+FEW = 3
+"""Claims with reasons that are shown at once."""
 
 
 def show() -> None:
@@ -84,27 +88,24 @@ def _exhibit(entry: Entry, exhibit: Exhibit) -> None:
         st.markdown(f"**{plain(title)}**")
     if exhibit.note:
         st.caption(plain(exhibit.note))
-    tables.show(
+    # A table of plain text: unlike cells of a dataframe its own wrap, and a quantity is a sentence.
+    st.table(
         {
-            "Quantity": [claim.quantity for claim in claims],
+            "Quantity": [plain(claim.quantity) for claim in claims],
             "The paper": [in_words(claim.published) for claim in claims],
             "Ours": [in_words(claim.ours, tables.MISSING) for claim in claims],
-            "": [MARKS[claim.verdict] for claim in claims],
-            "Why they differ": [claim.why for claim in claims],
+            "Verdict": [MARKS[claim.verdict] for claim in claims],
         },
+        border="horizontal",
         hide_index=True,
-        height=tables.low(len(claims)),
-        column_config={
-            "Quantity": st.column_config.Column(width="large"),
-            "Why they differ": st.column_config.Column(width="large"),
-        },
+        height="content" if len(claims) <= SHOWN else HEIGHT,
     )
     _reasons(claims)
 
 
 def _reasons(claims: Sequence[Claim]) -> None:
-    """The reasons in full: a cell of a table holds one line."""
-    with st.expander("Why they differ", icon=":material/help:"):
+    """The reasons, open where they are few."""
+    with st.expander("Why they differ", icon=":material/help:", expanded=len(claims) <= FEW):
         for reason in dict.fromkeys(claim.why for claim in claims):
             about = [claim.quantity for claim in claims if claim.why == reason]
             st.markdown(f"**{plain(about[0])}**{' and more' if len(about) > 1 else ''}: {plain(reason)}")

@@ -1,17 +1,19 @@
 """Exhibits, the figures and tables of a paper as our engine computes them, and claims: its printed numbers and ours."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import Field
 
+from engine.errors import StoppedError
 from engine.problem import Problem
 from engine.result import Stop
 from engine.schema import Frozen
 from engine.units import digits
 
+Item = TypeVar("Item")
 Value = float | tuple[float, float]
 """A number, or the lowest and the highest of several."""
 PART_OF_EFFECT, PART_OF_QUANTITY = 0.25, 0.1
@@ -117,6 +119,19 @@ class Entry:
     title: str
     make: Callable[[Stop], Exhibit]
     openings: tuple[Opening, ...] = ()
+
+
+def go_on(stop: Stop) -> None:
+    """Raise StoppedError once the stop is True: a figure is there as a whole or not at all."""
+    if stop():
+        raise StoppedError("stopped before the figure was whole")
+
+
+def each(items: Iterable[Item], stop: Stop) -> Iterator[Item]:
+    """The items one after another until the stop, which raises StoppedError: each is work of less than a second."""
+    for item in items:
+        go_on(stop)
+        yield item
 
 
 def in_words(value: Value | None, missing: str = "–") -> str:

@@ -3,8 +3,8 @@
 Public are the times of PipeMoE's Table VII, three systems on four models, and those of its §V-E; and of Lina's Table 1 the
 seconds and the part of a DeepSpeed step that all-to-alls take. Lancet's Figures 11 and 12 are drawn without numbers.
 
-The papers print neither all sizes of their models nor number formats; `pipemoe.MODELS` and `lina.training.TASKS` say what
-stands in for them. Lina's tokens follow from an all-to-all of its Figure 7, so that this part of its six steps is no forecast.
+The papers print neither all sizes of their models nor number formats; `pipemoe.testbed.MODELS` and `lina.training.TASKS` say
+what stands in. Lina's tokens follow from an all-to-all of its Figure 7, so that this part of its six steps is no forecast.
 """
 
 from collections.abc import Iterator
@@ -15,8 +15,10 @@ import numpy as np
 from engine.compare.trust.prediction import Prediction
 from engine.costs import Datasheet
 from engine.problem import Problem
-from engine.reproduce import pipemoe
 from engine.reproduce.lina.training import LINK, Task, paper_problem
+from engine.reproduce.pipemoe.layers import layers_of_table_iv, table_iv
+from engine.reproduce.pipemoe.steps import TABLE_VII
+from engine.reproduce.pipemoe.testbed import CHOICES, EXAMPLE, SLOW, WIDTH, model_step
 from engine.result import Provenance, never
 from engine.simulate.training import step_seconds
 from engine.systems import TRAINING
@@ -39,15 +41,13 @@ TABLE_1 = {
 """Lina's Table 1, training: seconds of all-to-alls and their part of the step, by layers and experts."""
 LAYER = {2: 0.289, 8: 0.253}
 """PipeMoE §V-E: seconds of one layer on 64 GPUs, by parts."""
-SIZES_OF_LAYER = (2, 2048, 4096, 8192, 2)
-"""Its B, L, H, M and E/P."""
 
 
 def training_steps() -> Iterator[Prediction]:
     """Every public measurement of a training step with ours; none was fitted to the step that it measures."""
-    for gpus, printed in pipemoe.TABLE_VII.items():
+    for gpus, printed in TABLE_VII.items():
         for name, measured in zip(("TM-1", "TM-2", "RM-1", "RM-2"), printed, strict=True):
-            problem = pipemoe.model_step(name, gpus)
+            problem = model_step(name, gpus)
             for system, seconds in zip(("tutel", "fastermoe", "pipemoe"), measured, strict=True):
                 setting = f"{name} by {TRAINING[system].title}, {gpus} GPUs"
                 yield Prediction(WHOLE[0], "RTX 2080 Ti", gpus // 4, setting, seconds, planned_seconds(problem, system), False)
@@ -61,15 +61,15 @@ def training_steps() -> Iterator[Prediction]:
         yield Prediction(BY_LINES, "RTX 2080 Ti", 16, setting, seconds, ours, False)
 
 
-def layer_seconds(choices: int = pipemoe.CHOICES) -> list[float]:
+def layer_seconds(choices: int = CHOICES) -> list[float]:
     """Forward and backward pass of the layer of §V-E on the lines of Figure 6, in each number of parts of `LAYER`.
 
     choices: experts of a token, which the paper does not print
     """
-    at = int(np.flatnonzero((pipemoe.layers_of_table_iv() == SIZES_OF_LAYER).all(axis=1))[0])
-    share, seconds = choices / pipemoe.CHOICES, 0.0
+    at = int(np.flatnonzero((layers_of_table_iv() == EXAMPLE).all(axis=1))[0])
+    share, seconds = choices / CHOICES, 0.0
     for experts in (1.0, 2.0):
-        two = pipemoe.table_iv(64, False, width=pipemoe.WIDTH, experts=experts)
+        two = table_iv(64, False, width=WIDTH, experts=experts)
         own = replace(two, size_comm=share * two.size_comm, size_comp=share * two.size_comp)
         seconds = seconds + own.time_of_degree()[at]
     return [float(seconds[parts - 1]) for parts in LAYER]
@@ -79,9 +79,9 @@ def errors_on_slower_networks() -> np.ndarray:
     """float64[step]: errors without sign of the same whole steps in 32 bits on a fifth of Table III's network, and with the
     links of a node that Lina's own all-to-alls of four GPUs had."""
     errors = []
-    for gpus, printed in pipemoe.TABLE_VII.items():
+    for gpus, printed in TABLE_VII.items():
         for name, measured in zip(("TM-1", "TM-2", "RM-1", "RM-2"), printed, strict=True):
-            problem = pipemoe.model_step(name, gpus, "fp32", pipemoe.SLOW)
+            problem = model_step(name, gpus, "fp32", SLOW)
             ours = [planned_seconds(problem, system) for system in ("tutel", "fastermoe", "pipemoe")]
             errors += [own / seconds - 1 for own, seconds in zip(ours, measured, strict=True)]
     for (layers, experts), (exchanged, part) in TABLE_1.items():

@@ -10,7 +10,7 @@ from engine.overlap.partition import partition
 from engine.overlap.pipeline_degree import pipeline_degree
 from engine.overlap.pipemoe_printed import pipemoe_printed
 from engine.overlap.stage_pipeline import ChainInstance, overlap_bound
-from engine.reproduce.pipemoe import table_iv
+from engine.reproduce.pipemoe.layers import table_iv
 from engine.simulate.streams import ALL_REDUCE, ALL_TO_ALL, COMPUTE, POLICIES, Tasks, run_streams
 from tests.benchmarks.shared import columns, run_parts, timed
 from tests.cases.pipemoe import GPUS

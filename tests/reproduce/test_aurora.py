@@ -11,6 +11,7 @@ from engine.reproduce.aurora.setting import (
     EQUAL,
     MIXED,
     PRESETS,
+    RECORDINGS,
     alone,
     bars,
     drawn,
@@ -53,6 +54,12 @@ def test_openings_can_be_planned(entry):
         problem = opening.problem()
         systems_for(problem)[opening.system].settings(opening.options)
         assert problem.workload.layers == 4 and len(problem.cluster.gpus) == 8
+        for side in (problem, problem.second) if problem.second else (problem,):
+            stood_in, _, about = side.workload.name.partition(" for ")
+            assert stood_in in RECORDINGS.values() and about.endswith(", 8 experts"), "no data set of the paper's is open"
+            model, _, dataset = about.removesuffix(", 8 experts").partition(" on ")
+            assert stood_in in opening.title.partition(" for ")[0]
+            assert model in opening.title.partition(" for ")[2] and f" on {dataset}, " in opening.title
 
 
 def test_orders_are_compared_on_one_placement_and_aurora_communicates_least():
@@ -108,3 +115,20 @@ def test_gains_begin_with_the_plans_own_traffic_and_agreeing_layers_keep_them():
     assert np.array_equal(np.sort(agreed.load), np.sort(TWO[0].load)) and np.all(order == order[0])
     assert imprecise.gains((agreed,))[-1] > found[-1]
     assert len(imprecise.gains_of_followed(models)) == 4
+
+
+def test_layers_are_renamed_as_far_as_asked():
+    trace = drawn(0.6, 0, 4)
+    first = np.argsort(-trace.load[0], kind="stable")
+    for others in range(4):
+        agreed = imprecise.agreeing(trace, others)
+        ranked = np.argsort(-agreed.load, axis=1, kind="stable")
+        assert (ranked[: others + 1] == first).all()
+        assert np.array_equal(agreed.experts[:, others + 1 :], trace.experts[:, others + 1 :])
+
+
+def test_figure_12_bounds_what_one_model_can_take():
+    """Utilisation is work over time, so of two models that compute as long it goes by the harmonic mean of their times."""
+    most = colocated.most_of_one(1.5, 1.25)
+    assert most == pytest.approx(1.875) and 2 / (1 / most + 1 / 1.25) == pytest.approx(1.5)
+    assert colocated.one_after_the_other([1.0, 2.0, 3.0, 4.0]) == [3.0, 7.0]

@@ -5,8 +5,13 @@ import pytest
 
 from engine.cluster import Cluster, Gpu
 from engine.launch.preparation.settled import computed_in
+from engine.plan import Pipeline
 from engine.reproduce.lina.training import DESIGNS, TABLE_1, TASKS, paper_problem
-from engine.reproduce.pipemoe import MOST_PARTS, TABLE_VI, table_iv, table_vi
+from engine.reproduce.papers import PAPERS
+from engine.reproduce.pipemoe.layers import MOST_PARTS, TABLE_VI, table_iv, table_vi
+from engine.reproduce.pipemoe.steps import in_a_step
+from engine.reproduce.pipemoe.testbed import TIMES, example_step
+from engine.simulate import simulate
 from engine.simulate.training import price_step
 from engine.systems import TRAINING, run
 from engine.systems.pieces import linear_placement
@@ -71,3 +76,30 @@ def test_table_vi_has_what_the_exact_degree_saves():
     # Dearer start-ups of larger clusters: fewer parts pay.
     assert table["mean"].xs(1, level="degree").is_monotonic_decreasing
     assert table["mean"].xs(8, level="degree").is_monotonic_increasing
+
+
+def test_eight_parts_of_the_example_are_faster_in_a_step_with_and_without_all_reduces():
+    """§V-E: 253 ms in eight parts, 289 in two; the paper names all-reduces, here it is the backward pass."""
+    problem = example_step()
+    two, eight = (in_a_step(problem, parts) for parts in (2, 8))
+    assert 0.8 < eight / two < 0.95
+    alone = in_a_step(problem, 8, reduced=0.0) / in_a_step(problem, 2, reduced=0.0)
+    assert alone == pytest.approx(eight / two, abs=0.01)
+    degrees = (2,) * TIMES
+    plan = run(TRAINING["deepspeed"], problem).result.solution
+    timeline = simulate(plan.model_copy(update={"pipeline": Pipeline(forward=degrees, backward=degrees)}), problem)
+    events = timeline.events[(timeline.events["resource"] == 0) & timeline.events["kind"].isin(("dispatch", "combine"))]
+    spans = 0.0
+    for _, own in events.groupby("layer"):
+        own, half = own.sort_values("start"), len(own) // 2
+        spans += sum(part["end"].max() - part["start"].min() for part in (own.iloc[:half], own.iloc[half:]))
+    assert two == pytest.approx(spans / TIMES)
+
+
+@pytest.mark.parametrize(
+    "opening", [each for entry in PAPERS["pipemoe"].entries for each in entry.openings], ids=lambda o: o.title
+)
+def test_pipemoes_settings_can_be_planned(opening):
+    problem = opening.problem()
+    assert TRAINING[opening.system].settings(opening.options)
+    assert problem.step is not None and len(problem.cluster.gpus) in GPUS

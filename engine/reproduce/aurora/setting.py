@@ -44,13 +44,18 @@ NOTE = (
 )
 
 
+def stand_in(dataset: str, *models: str) -> str:
+    """Recordings that stand in for models' traffic on a data set, and for which: `alpha-code for B/16 on COCO`"""
+    return f"{' and '.join(RECORDINGS[dataset, model] for model in models)} for {' and '.join(models)} on {dataset}"
+
+
 @cache
 def recording(dataset: str, model: str) -> RoutingTrace:
     """The stand-in for a model's traffic on a data set, all four layers. Raises InputError if the samples are not there."""
     name = RECORDINGS[dataset, model]
     trace = read_workload(SAMPLES / f"{name}.npz")
     chosen = (trace.experts[:, RECORDED_LAYERS, :1] // 2).astype(np.int16)
-    return replace(trace, name=f"{name}, 8 experts", experts=chosen, num_experts=trace.num_experts // 2)
+    return replace(trace, name=f"{stand_in(dataset, model)}, 8 experts", experts=chosen, num_experts=trace.num_experts // 2)
 
 
 def layer_of(trace: RoutingTrace, layer: int) -> RoutingTrace:
@@ -110,7 +115,7 @@ def openings(
     said = "".join(f", {name} {value}" for name, value in (options or {}).items())
     return tuple(
         Opening(
-            f"{' and '.join(models)} on {dataset}, {cluster}: {system}{said}",
+            f"{stand_in(dataset, *models)}, {cluster}: {system}{said}",
             partial(_opened, dataset, models, cluster),
             system,
             options or {},

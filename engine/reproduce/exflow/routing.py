@@ -11,8 +11,8 @@ from engine.catalogue import model_presets
 from engine.compare.synthetic import Recipe, synthetic
 from engine.reproduce.exflow.settings import alpha_stays, place, recorded_problem, recording, setting, settings, stays, strength
 from engine.reproduce.exflow.speed import opening
-from engine.reproduce.exhibits import Chart, Claim, Entry, Exhibit, Opening
-from engine.result import Ints, Stop
+from engine.reproduce.exhibits import Chart, Claim, Entry, Exhibit, Opening, each
+from engine.result import Ints, Stop, never
 from engine.units import share
 from engine.workload import RoutingTrace
 
@@ -153,9 +153,7 @@ def _figure_11(stop: Stop) -> Exhibit:
 def _figure_12(stop: Stop) -> Exhibit:
     found: dict[tuple[int, int], float] = {}
     for step, name in TRAINED.items():
-        if stop():
-            break
-        found |= {(step, gpus): alpha_stays(gpus, name) for gpus in (2, 4, 8, 16)}
+        found |= {(step, gpus): alpha_stays(gpus, name) for gpus in each((2, 4, 8, 16), stop)}
     rows = tuple({"step": step, "gpus": str(gpus), "stay": value} for (step, gpus), value in found.items())
     claims = []
     for (before, after), words, published in (((251, 485), "falls", FALLS), ((485, 1186), "rises", RISES)):
@@ -185,21 +183,19 @@ def _pools(experts: int) -> tuple[RoutingTrace, RoutingTrace]:
     return whole.part(np.s_[: TRIED[-1]]), whole.part(np.s_[TRIED[-1] :])
 
 
-def relative_speeds(experts: int, gpus: int = 8) -> dict[int, float]:
+def relative_speeds(experts: int, gpus: int = 8, stop: Stop = never) -> dict[int, float]:
     """Speed of the all-to-alls with a plan made from so many tokens, as a part of that with one made from all: the rows that
     leave their GPU with the one, over those with the other."""
     pool, rest = _pools(experts)
     tokens = [count for count in TRIED if count <= pool.tokens]
-    leave = [1 - stays(place(replace(pool.spread(count), sequence=None), gpus), rest) for count in tokens]
+    leave = [1 - stays(place(replace(pool.spread(count), sequence=None), gpus), rest) for count in each(tokens, stop)]
     return {count: leave[-1] / mine for count, mine in zip(tokens, leave, strict=True)}
 
 
 def _figure_13(stop: Stop) -> Exhibit:
     found: dict[int, dict[int, float]] = {}
-    for experts in (8, 16, 64):
-        if stop():
-            break
-        found[experts] = relative_speeds(experts)
+    for experts in each((8, 16, 64), stop):
+        found[experts] = relative_speeds(experts, stop=stop)
     rows = tuple(
         {"tokens": tokens, "experts": f"{experts} experts", "speed": speed}
         for experts, speeds in found.items()
@@ -239,20 +235,21 @@ def _placed_on(text: str) -> Ints:
     return place(RoutingTrace("all", mixed, 16), 8, 4)
 
 
-def carried_over(part: str) -> dict[str, dict[str, float]]:
+def carried_over(part: str, stop: Stop) -> dict[str, dict[str, float]]:
     """Share of the hops that stay on a GPU ("Intra-GPU") or a node, by the text planned on and the text counted on, which is
     the other half of it."""
     size = 1 if part == "Intra-GPU" else 4
     rest = {text: recording(f"alpha-{text}").halves()[1] for text in TEXTS}
-    return {plan: {text: stays(_placed_on(plan), trace, size) for text, trace in rest.items()} for plan in (*TEXTS, "all")}
+    return {
+        plan: {text: stays(_placed_on(plan), trace, size) for text, trace in rest.items()}
+        for plan in each((*TEXTS, "all"), stop)
+    }
 
 
 def _table_iii(stop: Stop) -> Exhibit:
     claims, rows = [], []
     for part, published in OTHER_TEXTS.items():
-        if stop():
-            break
-        kept = carried_over(part)
+        kept = carried_over(part, stop)
         relative = {text: value / kept["code"]["code"] for text, value in kept["code"].items()}
         rows += [{"hops": part, "text": f"Pile, {text}", "kept": None, "published": value} for text, value in published.items()]
         rows += [{"hops": part, "text": f"code, {text}", "kept": value, "published": None} for text, value in relative.items()]

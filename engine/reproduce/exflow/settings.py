@@ -24,6 +24,7 @@ from engine.placement.affinity.kernel import AffinityInstance, affinity
 from engine.placement.transitions import kept, transitions
 from engine.plan import Plan
 from engine.problem import Problem, make_problem
+from engine.reproduce.exhibits import each, go_on
 from engine.result import Guard, Ints, Limits, Stop
 from engine.serving.roofline import RooflineOperators
 from engine.serving.sizes import TransformerSizes
@@ -145,6 +146,10 @@ class Setting:
         coherent = vanilla.model_copy(update={"execution": "context-coherent", "claim": None})
         return {"vanilla": vanilla, "coherent": coherent, "exflow": planned("exflow", self.problems[1])}
 
+    def prepare(self) -> None:
+        """Make the plans, which are kept."""
+        _ = self.plans
+
     @cached_property
     def outside(self) -> float:
         """Seconds of attention, dense layers, embedding and head at home, by the datasheet; the same for every plan."""
@@ -185,13 +190,16 @@ def setting(model: str, gpus: int) -> Setting:
 
 
 def settings(stop: Stop, models: tuple[str, ...] = tuple(GPUS_OF_MODEL), least: int = 4) -> Iterator[Setting]:
-    """The settings of models on at least so many GPUs, until a stop."""
+    """The settings of models on at least so many GPUs, planned; raises StoppedError once the stop is True."""
+    go_on(stop)
+    strength()
     for model in models:
-        for gpus in GPUS_OF_MODEL[model]:
-            if stop():
-                return
+        for gpus in each(GPUS_OF_MODEL[model], stop):
             if gpus >= least:
-                yield setting(model, gpus)
+                one = setting(model, gpus)
+                one.prepare()
+                go_on(stop)
+                yield one
 
 
 @cache

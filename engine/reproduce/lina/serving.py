@@ -6,7 +6,7 @@ Table 1 has 558 ms for Transformer-XL's 24 layers with 177 of all-to-alls, and b
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from engine.costs import Datasheet
 from engine.costs.scaled import Scaled
 from engine.model import MoEModel
 from engine.problem import Problem, make_problem
-from engine.reproduce.exhibits import Chart, Claim, Exhibit, Opening
+from engine.reproduce.exhibits import Chart, Claim, Exhibit, Opening, go_on
 from engine.reproduce.lina.routing import BATCH, NAMES, RANKED, STAND_IN, half, recording, shuffled
 from engine.reproduce.lina.training import LINK, testbed
 from engine.result import Stop
@@ -76,15 +76,21 @@ def problem_of(model: str, experts: int, name: str, served: bool = True, link: f
     return make_problem(trace, testbed(experts, link), moe, Scaled(Datasheet(), tokens=15 * 512 * experts / trace.tokens))
 
 
-@cache
-def _simulated(model: str, experts: int, name: str, link: float | None, changes: tuple[tuple[str, Any], ...]) -> TwoPhaseResult:
-    options = replace(ON_TESTBED, **{"copies": 15 * 512 * experts / BATCH, **dict(changes)})
-    return two_phase(problem_of(model, experts, name, link=link), half(recording(name, experts, MODELS[model][0]), 0), options)
+_KNOWN: dict[tuple[Any, ...], TwoPhaseResult] = {}
+"""Results by model, experts, recording, link and changes."""
 
 
-def simulated(model: str, experts: int, name: str, link: float | None = None, **changes: Any) -> TwoPhaseResult:
-    """A task under all schemes. link: see `testbed`; changes: of `ON_TESTBED`"""
-    return _simulated(model, experts, name, link, tuple(sorted(changes.items())))
+def simulated(stop: Stop, model: str, experts: int, name: str, link: float | None = None, **changes: Any) -> TwoPhaseResult:
+    """A task under all schemes. link: see `testbed`; changes: of `ON_TESTBED`. Raises StoppedError once the stop is True"""
+    go_on(stop)
+    key = (model, experts, name, link, *sorted(changes.items()))
+    if key not in _KNOWN:
+        options = replace(ON_TESTBED, **{"copies": 15 * 512 * experts / BATCH, **changes})
+        profile = half(recording(name, experts, MODELS[model][0]), 0)
+        found = two_phase(problem_of(model, experts, name, link=link), profile, options, stop)
+        go_on(stop)  # it may be a part
+        _KNOWN[key] = found
+    return _KNOWN[key]
 
 
 def gain(result: TwoPhaseResult, part: str, scheme: str = "lina", over: str = "baseline") -> float:
@@ -107,7 +113,7 @@ CHANGES: Mapping[str, Mapping[str, Any]] = {
 fourth layer, and the rest of a layer."""
 
 
-def _tried(model: str, experts: int, part: str, most: int = len(CHANGES)) -> str:
+def _tried(stop: Stop, model: str, experts: int, part: str, most: int = len(CHANGES)) -> str:
     """The gain with one assumption after another changed, for the reason of a claim: the links of a node first where there is
     but one or two nodes."""
     told = []
@@ -118,13 +124,13 @@ def _tried(model: str, experts: int, part: str, most: int = len(CHANGES)) -> str
         told.append(f"of {experts} experts the most popular has {skew[0]:.1f} to {skew[1]:.1f} times the tokens of the least")
         if experts == 4:
             told[0] += ", in the paper 4.0"
-            values = [gain(simulated(model, 4, NAMES[0] + RANKED, LINK, **more), part) for more in ({}, PRICED)]
+            values = [gain(simulated(stop, model, 4, NAMES[0] + RANKED, LINK, **more), part) for more in ({}, PRICED)]
             told.append(
                 "with 4.1 times and links as slow as Table 1's {:.2f}, and priced on the cluster {:.2f}".format(*values)
             )
         tests = [("a node's GPUs at 4.4 GB/s (Table 1)", LINK, {}), ("and priced on the cluster", LINK, PRICED)]
     for title, link, changes in tests:
-        low, high = _ends([gain(simulated(model, experts, name, link, **changes), part) for name in NAMES])
+        low, high = _ends([gain(simulated(stop, model, experts, name, link, **changes), part) for name in NAMES])
         told.append(f"{title} {low:.2f} to {high:.2f}")
     return "; ".join(told)
 
@@ -139,7 +145,7 @@ def inference_time(stop: Stop) -> Exhibit:
     for (model, experts), published in MEDIAN.items():
         if stop():
             return Exhibit(claims=tuple(claims), rows=tuple(rows), note=STAND_IN)
-        results = [simulated(model, experts, name) for name in NAMES]
+        results = [simulated(stop, model, experts, name) for name in NAMES]
         for name, result in zip(NAMES, results, strict=True):
             rows += [
                 {"task": f"{model}, {experts} experts", "recording": name, "scheme": scheme}
@@ -150,7 +156,7 @@ def inference_time(stop: Stop) -> Exhibit:
         cases = [("median", published, "median_inference")]
         cases += [("95th percentile", TAIL[model, experts], "tail_inference")] if (model, experts) in TAIL else []
         for title, number, part in cases:
-            tested = _tried(model, experts, part)
+            tested = _tried(stop, model, experts, part)
             claims.append(
                 Claim(
                     quantity=f"speedup of inference, {title}, {model}, {experts} experts",
@@ -166,7 +172,7 @@ def inference_time(stop: Stop) -> Exhibit:
                 ("the 95th percentile without fine-tuning", WITHOUT[model][1], "tail_inference", "without_fine_tuning"),
             ):
                 ours = [gain(result, part, over=scheme) - 1 for result in results]
-                priced = [gain(simulated(model, 16, name, **PRICED), part, over=scheme) - 1 for name in NAMES]
+                priced = [gain(simulated(stop, model, 16, name, **PRICED), part, over=scheme) - 1 for name in NAMES]
                 tuned = "{:.2f} to {:.2f} of the layers".format(*_ends([result.fine_tuning_rate for result in results]))
                 why = (
                     f"Lina tunes {tuned} again here (paper: 0.23), at 6.2 ms; priced on the cluster it is {{:.2f}} to {{:.2f}}"
@@ -198,7 +204,7 @@ def layer_time(stop: Stop) -> Exhibit:
     for (model, experts), published in LAYER.items():
         if stop():
             break
-        gains = {name: gain(simulated(model, experts, name), "tail_layer") for name in NAMES}
+        gains = {name: gain(simulated(stop, model, experts, name), "tail_layer") for name in NAMES}
         rows += [
             {"task": f"{model}, {experts} experts", "recording": name, "speedup": value, "published": published}
             for name, value in gains.items()
@@ -209,7 +215,8 @@ def layer_time(stop: Stop) -> Exhibit:
                 published=published,
                 ours=_ends(list(gains.values())),
                 neutral=1.0,
-                why="6.2 ms to schedule are as long as the layer's all-to-alls; " + _tried(model, experts, "tail_layer", 2),
+                why="6.2 ms to schedule are as long as the layer's all-to-alls; "
+                + _tried(stop, model, experts, "tail_layer", 2),
             )
         )
     return Exhibit(
@@ -223,9 +230,9 @@ def all_to_all_time(stop: Stop) -> Exhibit:
     for name in NAMES:
         if stop():
             return Exhibit(claims=(), rows=tuple(rows), note=STAND_IN)
-        gains = _gains_of_layers(simulated("Transformer-XL", 16, name))
+        gains = _gains_of_layers(simulated(stop, "Transformer-XL", 16, name))
         found.append(gains)
-        whole.append(_gains_of_layers(simulated("Transformer-XL", 16, name, top_k=16)))
+        whole.append(_gains_of_layers(simulated(stop, "Transformer-XL", 16, name, top_k=16)))
         rows += [
             {"task": layer + ON_TESTBED.path_length, "recording": name, "speedup": value, "published": ALL_TO_ALL[0]}
             for layer, value in enumerate(gains.tolist())
@@ -264,7 +271,7 @@ def accuracy(stop: Stop) -> Exhibit:
     for model, published in ACCURACY.items():
         if stop():
             break
-        results = {name: simulated(model, 16, name) for name in NAMES}
+        results = {name: simulated(stop, model, 16, name) for name in NAMES}
         rows += [
             {"model": model, "recording": name, "layer": layer, "accuracy": value}
             for name, result in results.items()
@@ -283,8 +290,8 @@ def accuracy(stop: Stop) -> Exhibit:
         )
     if stop():
         return Exhibit(claims=tuple(claims), rows=tuple(rows), note=STAND_IN)
-    wrong = [float(simulated("Transformer-XL", 16, name).wrong_rank[:, 3:].mean()) for name in NAMES]
-    whole = [float(simulated("Transformer-XL", 16, name, top_k=16).wrong_rank[:, 3:].mean()) for name in NAMES]
+    wrong = [float(simulated(stop, "Transformer-XL", 16, name).wrong_rank[:, 3:].mean()) for name in NAMES]
+    whole = [float(simulated(stop, "Transformer-XL", 16, name, top_k=16).wrong_rank[:, 3:].mean()) for name in NAMES]
     claims.append(
         Claim(
             quantity="experts at another rank of popularity than estimated, of 16, Transformer-XL",
@@ -320,11 +327,12 @@ def path_length(stop: Stop) -> Exhibit:
         for length, printed in lengths.items():
             if stop():
                 break
-            results = [simulated(model, 16, name, path_length=length) for name in NAMES]
+            results = [simulated(stop, model, 16, name, path_length=length) for name in NAMES]
             for (title, of, neutral), published in zip(FIGURES, printed, strict=True):
                 values = [of(result) for result in results]
                 tested = [
-                    of(simulated(model, 16, name, path_length=length, **CHANGES["and whole distributions"])) for name in NAMES
+                    of(simulated(stop, model, 16, name, path_length=length, **CHANGES["and whole distributions"]))
+                    for name in NAMES
                 ]
                 claims.append(
                     Claim(
@@ -354,8 +362,10 @@ def path_length(stop: Stop) -> Exhibit:
 def tasks(stop: Stop) -> Exhibit:
     """Table 6."""
     names = (*NAMES, "beta-prose")
-    results = {name: simulated("BERT-Large", 16, name) for name in names if not stop()}
-    priced = [simulated("BERT-Large", 16, name, **CHANGES["and all layers hosted by popularity first"]) for name in results]
+    results = {name: simulated(stop, "BERT-Large", 16, name) for name in names}
+    priced = [
+        simulated(stop, "BERT-Large", 16, name, **CHANGES["and all layers hosted by popularity first"]) for name in results
+    ]
     claims = [
         Claim(
             quantity=f"{title}, four tasks",

@@ -1,5 +1,6 @@
 """PipeMoE (Shi et al., 2023): every MoE layer in as many parts as suit it."""
 
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import numpy as np
@@ -11,12 +12,14 @@ from engine.overlap.pipeline_degree import DegreeInstance, best_degree, pipeline
 from engine.overlap.pipemoe_printed import pipemoe_printed
 from engine.plan import Pipeline, Priority, SendOrder
 from engine.problem import Problem
-from engine.result import Stop
-from engine.simulate.training import MAX_PARTS, PricedStep, price_step
-from engine.systems.base import Draft, Note, Report, System
+from engine.result import Provenance, Status, Stop
+from engine.simulate.training import MAX_PARTS, PricedStep, price_step, step_seconds
+from engine.systems.base import Draft, Note, Report, System, proof_of
 from engine.systems.options import Options
 from engine.systems.pieces import linear_placement
 from engine.systems.training.baselines import Bucket
+from engine.systems.training.step_degrees import degrees_of_step
+from engine.units import seconds as in_seconds
 
 NetworkOrder = Annotated[
     Literal["dispatch-first", "interleaved"],
@@ -27,8 +30,14 @@ NetworkOrder = Annotated[
 class PipeMoEOptions(Options):
     max_degree: int = Field(8, ge=1, le=MAX_PARTS, title="Most parts of a layer", description="most parts of a layer")
     network_order: NetworkOrder = "dispatch-first"
-    algorithm: Literal["exact", "printed"] = Field(
-        "exact", description="exact: the best whole number of parts; printed: Algorithm 1 of the paper, which often misses it"
+    algorithm: Literal["exact", "printed", "step"] = Field(
+        "exact",
+        description="exact: the best whole number of parts of each layer by itself; printed: Algorithm 1 of the paper, which "
+        "often misses it; step: the parts of the backward pass by the time of the whole step, in which all-reduces share the "
+        "network (the paper's future work, §V-E)",
+    )
+    evaluations: int = Field(
+        400, ge=1, le=100_000, title="Simulated steps", description="steps that algorithm step simulates: the limit of its work"
     )
     bucket_mb: Bucket = 25.0
 
@@ -58,7 +67,24 @@ def pipemoe(problem: Problem, options: PipeMoEOptions, stop: Stop, report: Repor
         notes["the same with exact degrees"] = Note(sum(result.objective for result in exact.values()), "s")
     pipeline = Pipeline(forward=tuple(degrees["forward"].tolist()), backward=tuple(degrees["dx"].tolist()), order=order)
     priority = Priority(policy="fair", bucket=options.bucket_mb * 1e6)
-    return Draft(placement, SendOrder(mode="concurrent"), priority=priority, pipeline=pipeline, notes=notes)
+    draft = Draft(placement, SendOrder(mode="concurrent"), priority=priority, pipeline=pipeline, notes=notes)
+    return draft if options.algorithm != "step" else _of_the_step(draft, problem, options, stop, report)
+
+
+def _of_the_step(draft: Draft, problem: Problem, options: PipeMoEOptions, stop: Stop, report: Report) -> Draft:
+    """The draft with the degrees of its backward pass chosen by the time of the step."""
+    plan = draft.plan("trial", Provenance(optimiser=""))
+    result = degrees_of_step(plan, problem, options.max_degree, options.evaluations, stop, report)
+    apart = step_seconds(plan, problem)
+    notes = draft.notes | {
+        "degrees, backward": Note(_in_words(np.array(result.solution))),
+        "the step, degrees of each layer by itself": Note(apart, "s"),
+        "the step, degrees chosen with all-reduces": Note(
+            f"{in_seconds(result.objective)}, {proof_of(result)} among degrees; found in {in_seconds(result.runtime)}"
+        ),
+    }
+    pipeline = draft.pipeline.model_copy(update={"backward": result.solution})
+    return replace(draft, pipeline=pipeline, notes=notes, cancelled=result.status is Status.CANCELLED)
 
 
 def layer_tables(priced: PricedStep, moe_layers: tuple[int, ...], phase: str) -> tuple[np.ndarray, ...]:

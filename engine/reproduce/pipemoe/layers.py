@@ -16,22 +16,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from engine.catalogue import node_types
-from engine.cluster import Cluster
 from engine.costs import Datasheet
-from engine.model import MoEModel
 from engine.overlap.pipeline_degree import DegreeInstance, Order, Streams
 from engine.overlap.pipemoe_printed import pipemoe_printed
-from engine.problem import Problem, make_problem
-from engine.reproduce.exhibits import Chart, Claim, Entry, Exhibit, Opening
+from engine.reproduce.exhibits import Chart, Claim, Entry, Exhibit
+from engine.reproduce.pipemoe.testbed import ALPHA_GEMM, BETA_GEMM, CHOICES, LINES, WIDTH, cluster, openings
 from engine.result import Stop
-from engine.systems import TRAINING, run
-from engine.training import TrainingStep, balanced_load
-
-CHOICES = 2
-ALPHA_GEMM, BETA_GEMM = 6.19e-5, 4.1e-14
-ALL_TO_ALL = {16: (1.72e-5, 2.96e-10), 32: (2.09e-4, 3.54e-10), 64: (7.83e-4, 3.84e-10)}
-"""Figure 6: alpha in seconds and beta in seconds per element, by GPUs."""
 
 BATCH, SEQUENCE, HIDDEN, EMBEDDING, EXPERTS_PER_GPU = (
     (2, 4, 8),
@@ -47,27 +37,12 @@ RUNNABLE = 174
 
 MOST_PARTS = 512
 TUTEL = (1, 2, 4, 8)
-WIDTH = 2.0
-"""Bytes of a number."""
 TABLE_VI = {
     16: ((0.168, 0.431), (0.115, 0.261), (0.034, 0.260), (0.086, 0.350)),
     32: ((0.156, 0.338), (0.035, 0.098), (0.061, 0.339), (0.129, 0.444)),
     64: ((0.125, 0.349), (0.053, 0.120), (0.086, 0.425), (0.172, 0.458)),
 }
 """Mean and highest improvement over Tutel's degrees 1, 2, 4 and 8, as measured in the paper."""
-
-MODELS = {"TM": (12, 512, 1024, 8, 10_000, 4, 256), "RM": (12, 768, 3072, 12, 50_265, 2, 64)}
-"""Layers, M, H, heads, vocabulary, sequences of a GPU and their length (Table V). Layers, heads and vocabulary are not in the
-paper; they are those of fairseq's Transformer for IWSLT, encoder and decoder together, and of RoBERTa-base."""
-TABLE_VII = {
-    16: ((0.335, 0.314, 0.299), (0.418, 0.383, 0.348), (0.657, 1.010, 0.580), (0.702, 1.026, 0.603)),
-    32: ((0.450, 0.398, 0.370), (0.591, 0.506, 0.471), (0.679, 1.064, 0.587), (0.742, 1.083, 0.611)),
-    64: ((0.623, 0.515, 0.497), (0.880, 0.831, 0.684), (0.800, 1.118, 0.665), (0.929, 1.158, 0.720)),
-}
-"""Seconds of a step with Tutel, FasterMoE and PipeMoE: TM-1, TM-2, RM-1, RM-2."""
-SYSTEMS = ("pipemoe", "tutel", "fastermoe")
-SLOW = 0.2
-"""Part of the network's rates tried for Table VII."""
 
 
 def layers_of_table_iv() -> NDArray[np.float64]:
@@ -106,7 +81,7 @@ def table_iv(
     layers = layers_of_table_iv()[runnable() if only_runnable else slice(None)]
     batch, sequence, hidden, embedding, local = layers.T
     size = batch * sequence * CHOICES * local * embedding
-    alpha, beta = ALL_TO_ALL[gpus]
+    alpha, beta = LINES[gpus]
     gemms = 2 * experts
     return DegreeInstance(
         start_up * alpha, width * beta, size, gemms * ALPHA_GEMM, gemms * BETA_GEMM, size * hidden, MOST_PARTS, streams, order
@@ -133,65 +108,6 @@ def table_vi(width: float = WIDTH, start_up: float = 1.0) -> pd.DataFrame:
             rows.append((gpus, degree, saved.mean(), saved.max(), *paper))
     columns = ["gpus", "degree", "mean", "highest", "paper_mean", "paper_highest"]
     return pd.DataFrame(rows, columns=columns).set_index(["gpus", "degree"])
-
-
-def cluster(gpus: int, part: float = 1.0) -> Cluster:
-    """So many GPUs of the paper's testbed (Table III). part: of the datasheet's rates that the network reaches"""
-    kind = node_types()["rtx2080ti-pcie"]
-    kind = kind.model_copy(update={"bandwidth": part * kind.bandwidth, "link_bandwidth": part * kind.link_bandwidth})
-    nodes = tuple(kind.node(f"node {index}") for index in range(gpus // kind.count))
-    return Cluster(name=f"{gpus} × RTX 2080 Ti", nodes=nodes, latency=kind.fabric_latency)
-
-
-def model_step(name: str, gpus: int, dtype: str = "fp16", part: float = 1.0) -> Problem:
-    """A training step of TM-1, TM-2, RM-1 or RM-2; the digit is the number of experts of a GPU. part: as of `cluster`"""
-    layers, width, inner, heads, vocabulary, batch, length = MODELS[name[:2]]
-    experts = int(name[-1]) * gpus
-    sizes = {"layers": layers, "experts": experts, "experts_per_token": CHOICES, "d_model": width, "d_ff": inner}
-    model = MoEModel(name=name, ffn_matrices=2, dtype=dtype, **sizes)
-    sizes = {"batch": batch, "sequence_length": length, "heads": heads, "dense_d_ff": inner, "vocabulary": vocabulary}
-    step = TrainingStep(gate="top-k", capacity_factor=1, **sizes)
-    return make_problem(balanced_load(model), cluster(gpus, part), model, Datasheet(), step=step)
-
-
-def _figure_3(stop: Stop) -> Exhibit:
-    batch, sequence, hidden, embedding, local = 2, 2048, 4096, 8192, 2
-    layers = layers_of_table_iv()
-    at = np.flatnonzero((layers == (batch, sequence, hidden, embedding, local)).all(axis=1))
-    passes = [table_iv(64, False, width=WIDTH, experts=experts).time_of_degree()[at[0]] for experts in (1.0, 2.0)]
-    seconds = sum(passes)
-    rows = tuple({"degree": degree, "seconds": float(seconds[degree - 1])} for degree in range(1, 17))
-    chart = Chart(kind="lines", x="degree", y="seconds", x_title="parts of a layer", y_title="step of the layer, s")
-    example = "the layer of §V-E on 64 GPUs"
-    claims = (
-        Claim(
-            quantity="time in two parts as a part of that in one (drawn shorter)",
-            published=(0.0, 1.0),
-            spread=0.0,
-            ours=float(seconds[1] / seconds[0]),
-            why=f"{example}, forward and backward, on the lines of Figure 6",
-        ),
-        Claim(
-            quantity=f"degree that PipeMoE predicts for {example}",
-            published=2.0,
-            ours=float(seconds.argmin() + 1),
-            why="the exact degree on the same lines; the paper's own example, which ran faster in 8 parts than it predicts",
-        ),
-        Claim(
-            quantity=f"seconds of {example} in two parts",
-            published=0.289,
-            ours=float(seconds[1]),
-            why="the lines have no all-reduce, no gate and no memory traffic of the dispatch; numbers of 32 bits would take "
-            f"{float(step_of(64, at[0], 4.0)[1]):.3f} s",
-        ),
-        Claim(
-            quantity=f"seconds of {example} in eight parts",
-            published=0.253,
-            ours=float(seconds[7]),
-            why="on the lines eight start-ups of 0.78 ms cost what they hide; the paper names all-reduces on the same network",
-        ),
-    )
-    return Exhibit(claims=claims, rows=rows, chart=chart)
 
 
 def step_of(gpus: int, layer: int, width: float) -> NDArray[np.float64]:
@@ -253,7 +169,7 @@ def _line(gpus: int) -> tuple[float, float]:
 
 def _figure_6(stop: Stop) -> Exhibit:
     claims, rows = [], []
-    for gpus, (alpha, beta) in ALL_TO_ALL.items():
+    for gpus, (alpha, beta) in LINES.items():
         start, slope = _line(gpus)
         for size in (1e6, 5e6, 1e7):
             at = {"MB": size / 1e6, "gpus": f"{gpus} GPUs"}
@@ -292,7 +208,7 @@ def _table_ii(stop: Stop) -> Exhibit:
     claims, rows, (start, slope) = [], [], _line(16)
     for gpus in (32, 64):
         printed, ours = (gpus - 1) / 15, _line(gpus)
-        measured = [own / first for own, first in zip(ALL_TO_ALL[gpus], ALL_TO_ALL[16], strict=True)]
+        measured = [own / first for own, first in zip(LINES[gpus], LINES[16], strict=True)]
         rows.append(
             {"GPUs": gpus, "1-factor": printed, "ring": gpus * printed / 16, "start-up": measured[0], "rate": measured[1]}
         )
@@ -316,7 +232,7 @@ def _table_ii(stop: Stop) -> Exhibit:
 
 def _table_iv(stop: Stop) -> Exhibit:
     memory, most = _memory(), 11e9
-    fits = len(ALL_TO_ALL) * int((memory <= most).sum())
+    fits = len(LINES) * int((memory <= most).sum())
     claim = Claim(
         quantity="layers that fitted 11 GB",
         published=522.0,
@@ -324,7 +240,7 @@ def _table_iv(stop: Stop) -> Exhibit:
         why="weights, gradients, momenta and six vectors a token, in 32 bits, are all that counts; 522 fit if a layer takes "
         f"{most / np.sort(memory)[RUNNABLE - 1]:.1f} times that. How memory was used is not published",
     )
-    return Exhibit(claims=(claim,), rows=({"layers": len(ALL_TO_ALL) * len(memory), "fit": fits},))
+    return Exhibit(claims=(claim,), rows=({"layers": len(LINES) * len(memory), "fit": fits},))
 
 
 def _table_vi(stop: Stop) -> Exhibit:
@@ -399,66 +315,10 @@ def _as_good_as_tutel(stop: Stop) -> Claim:
     )
 
 
-def _table_vii(stop: Stop) -> Exhibit:
-    claims, rows = [], []
-    for gpus, printed in TABLE_VII.items():
-        for name, published in zip(("TM-1", "TM-2", "RM-1", "RM-2"), printed, strict=True):
-            if stop():
-                break
-            problem = model_step(name, gpus)
-            slow = run(TRAINING["pipemoe"], model_step(name, gpus, "fp32", SLOW)).result.objective
-            seconds = {system: run(TRAINING[system], problem).result.objective for system in SYSTEMS}
-            for system, paper in zip(SYSTEMS, (published[2], *published[:2]), strict=True):
-                where = {"gpus": f"{gpus} GPUs", "model": name, "system": TRAINING[system].title}
-                rows.append(where | {"seconds": seconds[system], "paper": paper})
-            claims.append(
-                Claim(
-                    quantity=f"seconds of a step of {name} on {gpus} GPUs with PipeMoE",
-                    published=published[2],
-                    ours=seconds["pipemoe"],
-                    why="the paper has neither layers nor number format. In 32 bits on a network of a fifth, as cards "
-                    f"without peer access may, our step takes {slow:.2f} s: the all-reduce is most of it",
-                )
-            )
-            claims += [
-                Claim(
-                    quantity=f"speedup over {TRAINING[system].title}, {name} on {gpus} GPUs",
-                    published=paper / published[2],
-                    ours=seconds[system] / seconds["pipemoe"],
-                    neutral=1.0,
-                    why=_most_of(name, gpus),
-                )
-                for system, paper in zip(SYSTEMS[1:], published[:2], strict=True)
-            ]
-    chart = Chart(
-        kind="bars", x="model", y="seconds", series="system", facet="gpus", published="paper", x_title="", y_title="step, s"
-    )
-    return Exhibit(claims=tuple(claims), rows=tuple(rows), chart=chart)
-
-
-def _most_of(name: str, gpus: int) -> str:
-    """The most that a pipeline can gain on a layer of the model, by the paper's own lines."""
-    _, width, inner, _, _, batch, length = MODELS[name[:2]]
-    numbers = batch * length * CHOICES * int(name[-1]) * width
-    alpha, beta = ALL_TO_ALL[gpus]
-    network, experts = 2 * (alpha + WIDTH * beta * numbers), 2 * (ALPHA_GEMM + BETA_GEMM * numbers * inner)
-    most = (network + experts) / max(network, experts)
-    return (
-        f"by the lines of Figure 6 experts take {1e3 * experts:.2f} ms of a layer, all-to-alls {1e3 * network:.2f}: to hide "
-        f"the shorter gains {most:.2f}x on a layer, less on a step. What is more does not come from the degree"
-    )
-
-
-def _opening(name: str, gpus: int) -> Opening:
-    return Opening(f"{name} on {gpus} GPUs", lambda: model_step(name, gpus), "pipemoe")
-
-
 ENTRIES = (
     Entry("Table II", "§IV-A", "how an all-to-all's start-up and rate grow with the GPUs", _table_ii),
     Entry("Table IV", "§V-A", "the grid of layers, and those that fitted", _table_iv),
     Entry("Table VI", "§V-C", "PipeMoE's degree against Tutel's fixed ones", _table_vi),
-    Entry("Table VII", "§V-D", "whole steps of four models", _table_vii, tuple(_opening(f"{model}-2", 64) for model in MODELS)),
-    Entry("Figure 3", "§II-C", "a layer's step by its degree", _figure_3),
     Entry("Figure 4", "§II-C", "the best degree of every layer", _figure_4),
-    Entry("Figure 6", "§V-B", "lines through all-to-alls and GEMMs", _figure_6, (_opening("TM-1", 16),)),
+    Entry("Figure 6", "§V-B", "lines through all-to-alls and GEMMs", _figure_6, openings("TM-1", 16)),
 )
