@@ -150,7 +150,7 @@ def seconds_under(
     """Seconds of the step of a plan with the times of computations and of all-reduces multiplied, and an all-to-all and an
     all-reduce in flight together at these speeds."""
     tasks = program_of(plan, problem, price_step(problem, plan.placement), known=True).tasks
-    factor = np.choose(tasks.stream, [compute, 1.0, reduce])[:, None]
+    factor = np.choose(tasks.stream, [compute, 1.0, reduce, 1.0, 1.0, 1.0])[:, None]
     changed = replace(tasks, seconds=tasks.seconds * factor)
     return float(run_streams(changed, plan.priority.policy, together=together)[1].max())
 

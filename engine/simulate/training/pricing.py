@@ -9,10 +9,11 @@ import numpy as np
 
 from engine.cluster import Gpu
 from engine.errors import InputError
-from engine.overlap.operator_graph import Gemm, Operator, OperatorGraph
+from engine.overlap.operator_graph import UPDATE_BYTES, Gemm, Operator, OperatorGraph
 from engine.overlap.transformer import transformer_step
-from engine.plan import Placement, expert_groups
+from engine.plan import Offload, Placement, expert_groups
 from engine.problem import Problem
+from engine.simulate.training.offload import numbers_on_host
 from engine.workload import RoutingTrace
 
 MAX_PARTS = 16
@@ -142,16 +143,23 @@ class PricedStep:
 
 
 def price_step(
-    problem: Problem, placement: Placement, irregular: bool = False, parts: int = MAX_PARTS, as_recorded: tuple[int, ...] = ()
+    problem: Problem,
+    placement: Placement,
+    irregular: bool = False,
+    parts: int = MAX_PARTS,
+    as_recorded: tuple[int, ...] = (),
+    offload: Offload | None = None,
 ) -> PricedStep:
-    """Price the problem's training step under a placement; `irregular`: all-to-alls carry real tokens only.
+    """Price the problem's training step under a placement; `irregular`: all-to-alls carry real tokens only. The GPUs do not
+    update experts in the host's memory.
 
     Parts of an all-to-all and of its experts are priced at their share of the whole, Lancet's static-shape approximation
     (§3), and for the numbers of parts in `as_recorded` also as the routing log has them, part by part. Planning, simulation
     and bound ask for the same prices, so the last ones are kept.
     """
     fills = problem.step.capacity_factor > 0  # without a capacity there are no buffers to fill up
-    return _price(problem, placement, irregular and fills, parts, as_recorded)
+    priced = _price(problem, placement, irregular and fills, parts, as_recorded)
+    return priced if offload is None else _without_updates(problem, placement, priced, offload)
 
 
 def graph_of(problem: Problem, groups: int) -> OperatorGraph:
@@ -184,6 +192,19 @@ def _price(problem: Problem, placement: Placement, irregular: bool, parts: int, 
     seconds = np.stack([pricer.operator(operator, members) for operator in graph.operators])
     sent = np.array([pricer.sent(operator) for operator in graph.operators])
     return PricedStep(graph, seconds, sent, members, routing.groups)
+
+
+def _without_updates(problem: Problem, placement: Placement, priced: PricedStep, offload: Offload) -> PricedStep:
+    """The prices with those experts left out of the update that the host updates."""
+    on_host = numbers_on_host(problem, placement, offload)
+    seconds = priced.seconds.copy()
+    for place, operator in enumerate(priced.graph.operators):
+        if operator.phase == "update" and operator.seconds is None:
+            for group, members in enumerate(priced.groups):
+                left = max(0.0, operator.moved - UPDATE_BYTES * float(on_host[list(members)].min()))
+                cut = left / np.arange(1, seconds.shape[1] + 1)
+                seconds[place, :, group] = problem.cost.memory_pass(problem.cluster.gpus[members[0]], cut)
+    return replace(priced, seconds=seconds)
 
 
 def all_reduce_seconds(problem: Problem, sizes: Iterable[float], groups: int = 1) -> np.ndarray:
