@@ -1,5 +1,7 @@
 """Lina's paper: its printed numbers as they stand there, and the parts of our exhibits that can be counted again."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -203,6 +205,23 @@ def test_followers_and_recordings():
     assert sum(half.tokens for half in halves) == trace.tokens
     shuffled = routing.shuffled(halves[1], 2048)
     assert shuffled.tokens == routing.ROUNDS * (halves[1].tokens // 2048) * 2048
+
+
+def test_the_scheduler_pays_at_the_papers_batch_and_where_routing_drifts_at_its_own_price():
+    """A few unseen batches on the paper's testbed: at our price of a reaction from the same recording, at its 6.2 ms where all
+    was learnt from another one, and not otherwise."""
+    model, layers_of_model = "BERT-Large", 12
+
+    def over_static(learnt, served: str, **more: float | None) -> float:
+        problem = serving.problem_of(model, 16, served)
+        problem = replace(problem, workload=routing.half(routing.recording(served, 16, layers_of_model), 1))
+        options = replace(serving.ON_TESTBED, top_k=16, start="popularity", **more)
+        return serving.gain(serving.two_phase(problem, learnt, options), "median_inference", over="static")
+
+    own, other = (routing.recording(name, 16, layers_of_model) for name in ("alpha-code", "alpha-prose"))
+    assert over_static(routing.half(own, 0), "alpha-code", **serving.PRICED) > 1.02
+    assert over_static(routing.half(own, 0), "alpha-code") < 1
+    assert over_static(own, "alpha-prose") > 1.1 and over_static(other, "alpha-man") > 1.1
 
 
 @pytest.mark.everything

@@ -59,7 +59,7 @@ def step_of(gpus: int, layers: int, link: float | None = None) -> Timeline:
 
 
 def exchanged(found: Timeline) -> float:
-    """Seconds of all-to-alls, which nothing else may run beside in the baseline."""
+    """Seconds of all-to-alls; in the baseline no computation runs meanwhile."""
     events = found.events[(found.events["resource"] == 0) & found.events["kind"].isin(("dispatch", "combine"))]
     return float((events["end"] - events["start"]).sum())
 

@@ -77,14 +77,24 @@ def problem_of(model: str, experts: int, name: str, served: bool = True, link: f
 
 
 @cache
-def _simulated(model: str, experts: int, name: str, link: float | None, changes: tuple[tuple[str, Any], ...]) -> TwoPhaseResult:
+def _simulated(
+    model: str, experts: int, name: str, link: float | None, learnt: str | None, changes: tuple[tuple[str, Any], ...]
+) -> TwoPhaseResult:
     options = replace(ON_TESTBED, **{"copies": 15 * 512 * experts / BATCH, **dict(changes)})
-    return two_phase(problem_of(model, experts, name, link=link), half(recording(name, experts, MODELS[model][0]), 0), options)
+    profile = recording(learnt or name, experts, MODELS[model][0])
+    return two_phase(problem_of(model, experts, name, link=link), profile if learnt else half(profile, 0), options)
 
 
-def simulated(model: str, experts: int, name: str, link: float | None = None, **changes: Any) -> TwoPhaseResult:
-    """A task under all schemes. link: see `testbed`; changes: of `ON_TESTBED`"""
-    return _simulated(model, experts, name, link, tuple(sorted(changes.items())))
+def simulated(
+    model: str, experts: int, name: str, link: float | None = None, learnt: str | None = None, **changes: Any
+) -> TwoPhaseResult:
+    """A task under all schemes.
+
+    link: see `testbed`
+    learnt: another recording, from which all is learnt that is known before; None: the other half of the same
+    changes: of `ON_TESTBED`
+    """
+    return _simulated(model, experts, name, link, learnt, tuple(sorted(changes.items())))
 
 
 def gain(result: TwoPhaseResult, part: str, scheme: str = "lina", over: str = "baseline") -> float:

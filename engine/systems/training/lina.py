@@ -132,7 +132,7 @@ def _of_look(look: Look) -> Note:
     else:
         then = "so it stays"
     return Note(
-        f"{look.experts} experts on a GPU: {seconds(look.ffn)} of experts beside {seconds(look.alltoall)} of all-to-all in a "
+        f"{look.experts} experts on a GPU: {seconds(look.ffn)} of experts to {seconds(look.alltoall)} of all-to-all in a "
         f"micro-op, a step {seconds(look.seconds)}; {then}"
     )
 
