@@ -14,6 +14,7 @@ from engine.simulate.training.step import step_state_bytes
 from engine.systems import TRAINING, run
 from engine.systems.pieces import linear_placement
 from engine.systems.training import coordinator
+from engine.systems.training.best import waterfall
 from engine.systems.training.lina import LinaOptions, scheduled
 from tests.cases.examples import tried
 from tests.cases.training import problem_of
@@ -126,3 +127,10 @@ def test_packed_experts_all_lie_on_the_host_if_wanted(paper):
     plan = run(TRAINING["lina"], paper, {"packing": "lina", "offload": "packed"}).result.solution
     assert plan.offload.experts == plan.placement.slots.max() - 1
     assert run(TRAINING["lina"], paper, {"packing": "off", "offload": "packed"}).result.solution.offload is None
+
+
+def test_the_waterfall_has_a_bar_for_experts_on_the_host_and_ends_at_the_plans_time(paper):
+    outcome = run(TRAINING["lina"], paper, {"packing": "lina", "offload": "packed"})
+    _, rows = waterfall(paper, outcome.result.solution)
+    assert "experts in the host's memory" in [row.knob for row in rows]
+    assert rows[-1].after == outcome.result.objective
