@@ -195,7 +195,7 @@ def _claims(found: dict[tuple[str, str], float]) -> Iterator[Claim]:
             yield Claim(quantity=quantity, published=number, ours=found[title, design], neutral=1.0, why=why)
     routes = {
         "Table 1 and Figure 13": (AMDAHL, "0.395 of a step are all-to-alls; backward ones at 2.31 times their speed save 0.16"),
-        "Table 1 and Figure 13, had backward all-to-alls taken no time": (VANISHED, "the part of a step that they are, 0.28"),
+        "Table 1 and Figure 13 (backward all-to-alls gone)": (VANISHED, "the part of a step that they are, 0.28"),
         "Figures 2, 7a and 8a": (BY_FIGURES["+ micro-ops"], "of every layer like that of Figure 7"),
         "Figures 2, 7a and 8b": (BY_FIGURES["+ pipelining"], "of every layer like that of Figure 7, with pipelining"),
     }
