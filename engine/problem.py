@@ -15,7 +15,7 @@ from engine.goal import Goal, goal_of
 from engine.model import MoEModel
 from engine.network import Network
 from engine.overlap.operator_graph import OperatorGraph
-from engine.plan import Execution, Placement, Plan, Travel
+from engine.plan import Execution, Offload, Placement, Plan, Travel
 from engine.result import Floats, Stop
 from engine.serving.step import ServingStep
 from engine.training import TrainingStep
@@ -215,7 +215,7 @@ class Problem:
             raise InputError(f"the plan {plan.name} is for {_another_goal(plan.goal, self.goal)}")
         if self.second is not None:
             self.second._check_placement(plan.placement_b, f"the plan {plan.name}")
-        self.check_memory(plan.placement, plan.placement_b, plan.execution)
+        self.check_memory(plan.placement, plan.placement_b, plan.execution, plan.offload)
 
     def _check_placement(self, placement: Placement, name: str) -> None:
         sizes = (placement.gpus, placement.layers, placement.experts)
@@ -224,9 +224,14 @@ class Problem:
             if mine != theirs:
                 raise InputError(f"{name} is for {theirs} {noun}, but there are {mine}")
 
-    def held_bytes(self, placement: Placement, placement_b: Placement | None = None) -> np.ndarray:
-        """float64[gpu]: bytes of expert weights, those of the second model included."""
-        held = placement.slots.sum(axis=0) * self.model.bytes_per_expert
+    def held_bytes(
+        self, placement: Placement, placement_b: Placement | None = None, offload: Offload | None = None
+    ) -> np.ndarray:
+        """float64[gpu]: bytes of expert weights, those of the second model included; of those in the host's memory only the
+        ones that pass through."""
+        slots = placement.slots
+        kept = slots.sum(axis=0) if offload is None else offload.staying(slots) + offload.passing(slots)
+        held = kept * self.model.bytes_per_expert
         if placement_b is not None:
             held = held + placement_b.slots.sum(axis=0) * self.second.model.bytes_per_expert
         return held
@@ -245,11 +250,15 @@ class Problem:
         return self.serving_step.longest if decodes else 1
 
     def check_memory(
-        self, placement: Placement, placement_b: Placement | None = None, execution: Execution = "vanilla"
+        self,
+        placement: Placement,
+        placement_b: Placement | None = None,
+        execution: Execution = "vanilla",
+        offload: Offload | None = None,
     ) -> None:
         """Raise InputError if a GPU's experts do not fit its memory, with the contexts of all tokens in context-coherent
         execution."""
-        held = self.held_bytes(placement, placement_b)
+        held = self.held_bytes(placement, placement_b, offload)
         room = self.cluster.values("memory") * MEMORY_SHARE
         contexts = self.context_bytes if execution == "context-coherent" else 0.0
         gpu = int((room - held).argmin())

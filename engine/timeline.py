@@ -19,14 +19,15 @@ from engine.units import digits, ratio
 if TYPE_CHECKING:
     import pandas as pd
 
-STREAMS = ("compute", "network")
+STREAMS = ("compute", "network", "host")
+"""The last one carries copies between a GPU and its host."""
 COMPUTE_KINDS = ("dense", "gate", "ffn", "aggregate", "dx", "dw", "attention")
 SIZES = "sizes"
 """The exchange of the sizes of an all-to-all of real tokens only, before it (Lancet §6)."""
 NETWORK_KINDS = ("dispatch", "combine", "all_gather", "all_reduce", "prompt_gather", SIZES)
 KINDS = (
     *("dense", "gate", "ffn", "aggregate", "dx", "dw", "dispatch", "combine", "all_gather", "all_reduce"),
-    *("prompt_gather", "attention", SIZES),
+    *("prompt_gather", "attention", SIZES, "host_copy"),
 )
 """All kinds, at the places by which saved timelines know them: new ones come last."""
 INFERENCE_KINDS = ("attention", "gate", "ffn", "aggregate", "prompt_gather", "dispatch", "combine", "all_gather")
@@ -143,9 +144,10 @@ class Timeline:
         return totals
 
     def busy_of_kind(self) -> dict[str, float]:
-        """Seconds in which a kind runs, mean over the resources."""
+        """Seconds in which a kind runs, mean over the resources; copies between GPU and host only where there are some."""
         kinds = self.events["kind"]
-        return {kind: float(self._busy((kinds == kind).to_numpy()).mean()) for kind in KINDS}
+        known = KINDS if (kinds == "host_copy").any() else KINDS[: KINDS.index("host_copy")]
+        return {kind: float(self._busy((kinds == kind).to_numpy()).mean()) for kind in known}
 
     def exposed_intervals(self, resource: int) -> np.ndarray:
         """The intervals in which a resource's network is busy and it computes nothing: float64[interval, 2] seconds."""
@@ -161,8 +163,8 @@ class Timeline:
         """Seconds of exposed communication, exposed computation, both at once and neither, mean over the resources
         (Lancet, Figure 13). They add up to the total."""
         on_network = self._on("network")
-        network, compute = self._busy(on_network), self._busy(~on_network)
-        either = self._busy(np.ones(len(on_network), dtype=bool))
+        on_compute = self._on("compute")
+        network, compute, either = map(self._busy, (on_network, on_compute, on_network | on_compute))
         seconds = {
             "communication": either - compute,
             "computation": either - network,
@@ -173,8 +175,8 @@ class Timeline:
 
     def exposed_communication(self) -> float:
         """Seconds in which some GPU's network is busy and no GPU computes."""
-        spans = self._spans()
-        return _covered(spans) - _covered(spans[self._on("compute")]) if self._on("network").any() else 0.0
+        spans, compute, network = self._spans(), self._on("compute"), self._on("network")
+        return _covered(spans[compute | network]) - _covered(spans[compute]) if network.any() else 0.0
 
     @property
     def overlap(self) -> float:

@@ -209,16 +209,17 @@ def step_gantt(
                 notes.append(_text(None, y + NAME / 2, theme.plain(names[lane]), theme.SMALLEST, "left"))
                 y += NAME
             own = part.events[part.events["resource"] == lane]
-            places = _places(y)
+            hosts = bool((own["stream"] == "host").any())
+            places = _places(y, hosts)
             _draw_exposed(figure, exposed, places["exposed"], factor, seen)
             _draw_lane(figure, own, exposed, places, factor, timelines[name].source == "simulated", seen)
             ticks |= {place: what for what, place in places.items()}
             if backward is not None:
                 begins = top + TITLE if lane == part.lanes[0] else y
-                lines.append(_upright(backward / factor, begins, y + THIN + 3 * LANE, "dot"))
+                lines.append(_upright(backward / factor, begins, y + THIN + (3 + hosts) * LANE, "dot"))
                 if lane == part.lanes[0]:
                     notes.append(_text(backward / factor, begins - 0.16, "forward | backward", theme.SMALLEST, "center"))
-            y += THIN + 3 * LANE + GAP
+            y += THIN + (3 + hosts) * LANE + GAP
         if bounds and name in bounds:
             at, text = bounds[name] / factor, f"bound {seconds(bounds[name])}"
             lines.append(_upright(at, top + TITLE, y - GAP, "dash"))
@@ -250,14 +251,15 @@ def _upright(x: float, top: float, bottom: float, dash: str) -> dict:
     return {"type": "line", "x0": x, "x1": x, "y0": top, "y1": bottom, "line": line}
 
 
-def _places(y: float) -> dict[str, float]:
-    """Return the middle of every lane of a GPU that begins at y."""
+def _places(y: float, hosts: bool) -> dict[str, float]:
+    """Return the middle of every lane of a GPU that begins at y. hosts: True if copies between it and its host have one"""
+    last = {"host": y + THIN + 3.5 * LANE} if hosts else {}
     return {
         "exposed": y + THIN / 2,
         "all-to-all": y + THIN + LANE / 2,
         "all-reduce": y + THIN + 1.5 * LANE,
         "compute": y + THIN + 2.5 * LANE,
-    }
+    } | last
 
 
 def _draw_exposed(figure: go.Figure, exposed: np.ndarray, y: float, factor: float, seen: set[str]) -> None:
@@ -296,7 +298,8 @@ def _draw_lane(
         if not len(events_of_kind):
             continue
         name = theme.KIND_TITLES[kind]
-        half = "compute" if kind in COMPUTE_KINDS else "all-reduce" if kind == "all_reduce" else "all-to-all"
+        own_lane = {"all_reduce": "all-reduce", "host_copy": "host"} | dict.fromkeys(COMPUTE_KINDS, "compute")
+        half = own_lane.get(kind, "all-to-all")
         figure.add_bar(
             x=(events_of_kind["end"] - events_of_kind["start"]) / factor,
             base=events_of_kind["start"] / factor,
@@ -327,7 +330,7 @@ def _hover(events: pd.DataFrame, exposed: np.ndarray) -> list[str]:
             length = f"{size(event.bytes)} · {length}"
             lines += [length, f"exposed for {seconds(waiting)}" if waiting > 0 else "hidden under computation"]
         else:
-            lines.append(length)
+            lines.append(f"{size(event.bytes)} · {length}" if event.bytes else length)
         texts.append("<br>".join(lines))
     return texts
 

@@ -21,6 +21,7 @@ KIND_COLOURS = {
     "all_reduce": "#A6761D",
     "prompt_gather": "#7A5615",
     "attention": "#E69F00",
+    "host_copy": "#6B7A8F",
 }
 KIND_TITLES = {
     "dense": "Attention, dense compute",
@@ -36,6 +37,7 @@ KIND_TITLES = {
     "dx": "dX, gradient of inputs",
     "dw": "dW, gradient of weights",
     "all_reduce": "All-reduce",
+    "host_copy": "Host: copies, update",
 }
 """Title of every kind of event, in the order in which every legend and chart has them, which is that of PARTS."""
 

@@ -11,7 +11,7 @@ from engine.compare.figures import Metrics, Migration, gap_over_placements, metr
 from engine.compare.standing import Risk, Standing, gain_in_words, standing_of
 from engine.goal import Goal
 from engine.launch.preparation.launch import PLACES
-from engine.plan import Overlap, Pipeline, Placement, Plan, Priority, SendOrder, Travel
+from engine.plan import Offload, Overlap, Pipeline, Placement, Plan, Priority, SendOrder, Travel
 from engine.problem import Problem
 from engine.simulate import simulate
 from engine.store.team import Run
@@ -65,7 +65,7 @@ def words(plan: Plan, move: Migration | None) -> list[str]:
             f"path and places up to {plan.reaction.max_experts_per_device} experts per device anew."
         )
     if plan.goal is Goal.TRAINING:
-        sentences += [*_pipeline(plan.pipeline), *_overlap(plan.overlap), _priority(plan.priority)]
+        sentences += [*_pipeline(plan.pipeline), *_overlap(plan.overlap), *_offload(plan.offload), _priority(plan.priority)]
     return sentences
 
 
@@ -159,6 +159,15 @@ def _overlap(overlap: Overlap | None) -> list[str]:
     if overlap.irregular:
         sentences.append("Sends only real tokens, not buffers filled up to the capacity.")
     return sentences
+
+
+def _offload(offload: Offload | None) -> list[str]:
+    if offload is None:
+        return []
+    return [
+        f"Keeps {_count(offload.experts, 'expert')} of every GPU and layer in the host's memory: copied in for each pass, and "
+        f"updated by the host."
+    ]
 
 
 def _priority(priority: Priority) -> str:

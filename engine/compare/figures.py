@@ -184,7 +184,7 @@ def _of_step(plan: Plan, problem: Problem, timeline: Timeline) -> Metrics:
         exposed_communication=parts["communication"],
         overlap=parts["overlapped"] / sent if sent else 0.0,
         balance=_balance_of_step(routing),
-        memory=float(step_state_bytes(problem, plan.placement).max()),
+        memory=float(step_state_bytes(problem, plan.placement, plan.offload).max()),
         phases=0,
         seconds=timeline.busy_of_kind(),
         decomposition=parts,

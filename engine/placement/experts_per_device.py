@@ -3,7 +3,7 @@
 Lina, section 4.2: all-to-alls cut into micro-ops are pipelined with the experts' FFN, which is far shorter. More experts on
 a device give a longer FFN micro-op and a shorter all-to-all, so the number is doubled until the FFN is no longer the shorter
 one, memory is full, or all experts are on every device. Where memory is full the paper moves parameters to the host's DRAM;
-that traffic is not modelled here, the answer only says which choices would need it.
+the answer here only says which choices would need it, and `engine.simulate.training.offload` has the traffic.
 """
 
 import time

@@ -3,4 +3,4 @@
 from engine.plan.placement import Placement, expert_groups, redundant_experts
 from engine.plan.plan import Claim, Execution, Plan, Reaction
 from engine.plan.send_order import OrderMode, Schedule, SendOrder, Travel, TravelUnit
-from engine.plan.training import Overlap, PartitionRange, Pipeline, Priority
+from engine.plan.training import Offload, Overlap, PartitionRange, Pipeline, Priority

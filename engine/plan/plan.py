@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from engine.goal import Goal, goal_of
 from engine.plan.placement import Placement
 from engine.plan.send_order import Schedule, SendOrder, Travel
-from engine.plan.training import Overlap, Pipeline, Priority
+from engine.plan.training import Offload, Overlap, Pipeline, Priority
 from engine.result import Provenance, Status
 from engine.schema import Frozen, Kept
 
@@ -84,6 +84,7 @@ class Plan(Kept):
     priority: Priority | None = Field(default=None, description="of a training step; absent: a plan for inference")
     pipeline: Pipeline | None = None
     overlap: Overlap | None = None
+    offload: Offload | None = None
     provenance: Provenance
     claim: Claim | None = None
     parent: str | None = Field(default=None, description="id of the plan that this one was derived from")
@@ -115,8 +116,8 @@ class Plan(Kept):
                 raise ValueError(f"where tokens start needs a GPU of 0 … {gpus - 1} for each of {gpus} ranks")
         if (self.token_gpus is None) != (self.token_gpus_b is None) or (self.token_gpus and self.placement_b is None):
             raise ValueError("where tokens start is said of both of two models, or not at all")
-        if self.priority is None and (self.pipeline is not None or self.overlap is not None):
-            raise ValueError("pipeline and overlap are parts of a training step, which also needs a priority")
+        if self.priority is None and any(part is not None for part in (self.pipeline, self.overlap, self.offload)):
+            raise ValueError("pipeline, overlap and offload are parts of a training step, which also needs a priority")
         if self.priority is not None and (self.placement_b is not None or self.execution != "vanilla"):
             raise ValueError("a training step is planned for one model with vanilla execution")
         if self.priority is not None and self.travel is not None:

@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from engine.schema import Frozen
@@ -48,6 +49,29 @@ class Overlap(Frozen):
     ranges: tuple[PartitionRange, ...] = ()
     under: dict[str, str] = Field(default_factory=dict)
     irregular: bool = False
+
+
+class Offload(Frozen):
+    """Experts in the host's memory (Lina §4.2, after ZeRO-Offload): weights, gradients and momentum of some experts of every
+    GPU lie there. A layer's weights are copied to the GPU before its forward and its backward pass, its gradients back, and
+    the host updates these experts.
+
+    experts: of every GPU in every layer; a GPU with fewer has all of them there
+    """
+
+    experts: int = Field(ge=1, le=4096)
+
+    def on_host(self, slots: np.ndarray) -> np.ndarray:
+        """int64[layer, gpu]: experts in the host's memory, of `slots` int64[layer, gpu] that a GPU has."""
+        return np.minimum(self.experts, slots)
+
+    def passing(self, slots: np.ndarray) -> np.ndarray:
+        """int64[gpu]: experts of the host that a GPU has room for: those of two layers, one at work and one on its way."""
+        return np.sort(self.on_host(slots), axis=0)[-2:].sum(axis=0)
+
+    def staying(self, slots: np.ndarray) -> np.ndarray:
+        """int64[gpu]: experts of all layers in a GPU's own memory."""
+        return (slots - self.on_host(slots)).sum(axis=0)
 
 
 class Priority(Frozen):

@@ -17,8 +17,8 @@ from engine.costs import Datasheet
 from engine.problem import Problem
 from engine.reproduce.lina.training import LINK, Task, paper_problem
 from engine.reproduce.pipemoe.layers import layers_of_table_iv, table_iv
-from engine.reproduce.pipemoe.steps import TABLE_VII
-from engine.reproduce.pipemoe.testbed import CHOICES, EXAMPLE, SLOW, WIDTH, model_step
+from engine.reproduce.pipemoe.steps import SLOW, TABLE_VII
+from engine.reproduce.pipemoe.testbed import CHOICES, EXAMPLE, WIDTH, model_step
 from engine.result import Provenance, never
 from engine.simulate.training import step_seconds
 from engine.systems import TRAINING

@@ -60,7 +60,7 @@ def bound_of_plan(
     loads: the plan's, see `simulate`
     """
     if problem.goal is Goal.TRAINING:
-        return bound_of_step(problem, plan.placement)
+        return bound_of_step(problem, plan.placement, plan.offload)
     if reacts(plan):
         return 0.0  # another batch, another placement: nothing is proven
     last = problem.workload.layers - 1 if last is None else last

@@ -1,5 +1,6 @@
 """One training step as tasks on streams: every group of alike GPUs computes in program order, and all groups share one
-network, on which all-to-alls and all-reduces get in each other's way (Lina, sections 2.2 and 4).
+network, on which all-to-alls and all-reduces get in each other's way (Lina, sections 2.2 and 4). Copies from the host's memory
+and to it run meanwhile, one after another in each direction, and the host's own work.
 
 All GPUs of a group do the same at the same time. A collective takes part on every group: it is ready when all tasks that it
 waits for are over everywhere, and it ends everywhere at once. The policy decides the order on the network:
@@ -25,7 +26,9 @@ from numpy.typing import NDArray
 
 from engine.errors import InputError
 
-COMPUTE, ALL_TO_ALL, ALL_REDUCE = 0, 1, 2
+COMPUTE, ALL_TO_ALL, ALL_REDUCE, HOST_IN, HOST_OUT, HOST_WORK = range(6)
+LOCAL = (COMPUTE, HOST_IN, HOST_OUT, HOST_WORK)
+"""Streams of a group's own; each runs its tasks in program order. The others share the network."""
 POLICIES = ("fair", "priority", "fifo", "fixed")
 NAMED_IN_ERRORS = 5
 
@@ -34,9 +37,9 @@ NAMED_IN_ERRORS = 5
 class Tasks:
     """The tasks of one step in program order.
 
-    stream: int8[task], COMPUTE, ALL_TO_ALL or ALL_REDUCE.
+    stream: int8[task], COMPUTE, ALL_TO_ALL, ALL_REDUCE, HOST_IN, HOST_OUT or HOST_WORK.
     seconds: float64[task, group], at least 0; of a collective its time with the network to itself, equal over groups.
-    edges: int64[edge, 2], (before, after): a computation waits for a computation on its own group only.
+    edges: int64[edge, 2], (before, after): what is not a collective waits on its own group only for what is none.
     release: float64[task] seconds, the earliest start, at least 0.
     pair: int64[task], the pair (dispatch and combine of one layer and direction) of an all-to-all; -1 otherwise. An
         all-to-all with -1 is a pair by itself.
@@ -67,9 +70,12 @@ class Tasks:
         for name in ("seconds", "release"):
             if not (np.isfinite(getattr(self, name)) & (getattr(self, name) >= 0)).all():
                 raise InputError(f"{name}: every value must be finite and at least 0")
-        if not np.isin(self.stream, (COMPUTE, ALL_TO_ALL, ALL_REDUCE)).all():
-            raise InputError(f"stream: wanted {COMPUTE} (compute), {ALL_TO_ALL} (all-to-all) or {ALL_REDUCE} (all-reduce)")
-        uneven = np.flatnonzero((self.seconds != self.seconds[:, :1]).any(axis=1) & (self.stream != COMPUTE))
+        if not np.isin(self.stream, range(6)).all():
+            raise InputError(
+                f"stream: wanted {COMPUTE} (compute), {ALL_TO_ALL} (all-to-all), {ALL_REDUCE} (all-reduce), {HOST_IN} and "
+                f"{HOST_OUT} (copies from and to the host) or {HOST_WORK} (the host's own work)"
+            )
+        uneven = np.flatnonzero((self.seconds != self.seconds[:, :1]).any(axis=1) & ~np.isin(self.stream, LOCAL))
         if len(uneven):
             raise InputError(f"seconds of task {uneven[0]}: a collective takes the same time on all groups")
         if self.edges.shape[1:] != (2,) or ((self.edges < 0) | (self.edges >= count)).any():
@@ -140,9 +146,10 @@ class _Run:
         self.missing = np.bincount(tasks.edges[:, 1], minlength=count).tolist()
         self.ready = np.repeat(tasks.release[:, None], groups, axis=1)
         self.start, self.end = np.zeros((count, groups)), np.zeros((count, groups))
-        self.program = [task for task in range(count) if self.stream[task] == COMPUTE]
-        self.computed = 0
-        self.free = np.zeros(groups)
+        lines = {stream: [task for task in range(count) if self.stream[task] == stream] for stream in LOCAL}
+        self.lines = {stream: line for stream, line in lines.items() if line}
+        self.done = dict.fromkeys(self.lines, 0)
+        self.free = {stream: np.zeros(groups) for stream in self.lines}
         self.clock = 0.0
         self.coming: list[tuple[float, int]] = []
         self.waiting: dict[int, list[tuple[float, int]]] = {ALL_TO_ALL: [], ALL_REDUCE: []}
@@ -155,7 +162,7 @@ class _Run:
 
     def to_the_end(self) -> None:
         for task, stream in enumerate(self.stream):
-            if stream != COMPUTE and not self.missing[task]:
+            if stream not in LOCAL and not self.missing[task]:
                 heapq.heappush(self.coming, (float(self.ready[task, 0]), task))
         self._compute()
         while True:
@@ -172,7 +179,7 @@ class _Run:
             self.clock = min(times)
             for kind in [kind for kind, flight in self.flying.items() if flight.finish <= self.clock]:
                 self._land(kind)
-        if self.computed + self.landed < len(self.stream):
+        if sum(self.done.values()) + self.landed < len(self.stream):
             raise InputError(self._deadlock())
 
     def _resolve(self, task: int) -> None:
@@ -181,21 +188,26 @@ class _Run:
         for after in self.after[task]:
             np.maximum(self.ready[after], end, out=self.ready[after])
             self.missing[after] -= 1
-            if not self.missing[after] and self.stream[after] != COMPUTE:
+            if not self.missing[after] and self.stream[after] not in LOCAL:
                 heapq.heappush(self.coming, (float(self.ready[after].max()), after))
 
     def _compute(self) -> None:
-        """Run the computations, in program order, up to the first that waits for a collective still to come."""
-        while self.computed < len(self.program) and not self.missing[self.program[self.computed]]:
-            task = self.program[self.computed]
-            np.maximum(self.ready[task], self.free, out=self.start[task])
-            np.add(self.start[task], self.tasks.seconds[task], out=self.end[task])
-            self.free = self.end[task]
-            self.computed += 1
-            if self.tasks.holds[task]:
-                for span in zip(self.start[task].tolist(), self.end[task].tolist(), strict=True):
-                    heapq.heappush(self.coming_holds, span)
-            self._resolve(task)
+        """Run the computations, in program order, up to the first that waits for a collective still to come; copies alike,
+        until neither goes on."""
+        ran = True
+        while ran:
+            ran = False
+            for stream, line in self.lines.items():
+                while self.done[stream] < len(line) and not self.missing[task := line[self.done[stream]]]:
+                    np.maximum(self.ready[task], self.free[stream], out=self.start[task])
+                    np.add(self.start[task], self.tasks.seconds[task], out=self.end[task])
+                    self.free[stream] = self.end[task]
+                    self.done[stream] += 1
+                    if self.tasks.holds[task]:
+                        for span in zip(self.start[task].tolist(), self.end[task].tolist(), strict=True):
+                            heapq.heappush(self.coming_holds, span)
+                    self._resolve(task)
+                    ran = len(self.lines) > 1
 
     def _look_round(self) -> None:
         """Queue the collectives that are ready by now, and see until when all-reduces are held back."""
@@ -259,7 +271,7 @@ class _Run:
         if self.waiting[ALL_REDUCE]:
             task, pair = self.waiting[ALL_REDUCE][0][1], min(self.open_pairs)
             return f"task {task}: policy 'fixed' defers this all-reduce to the end of pair {pair}, which never comes"
-        stuck = set(self.program[self.computed :])
+        stuck = {task for stream, line in self.lines.items() for task in line[self.done[stream] :]}
         stuck |= {task for task, missing in enumerate(self.missing) if missing}
         named = ", ".join(str(task) for task in sorted(stuck)[:NAMED_IN_ERRORS])
         more = f" and {len(stuck) - NAMED_IN_ERRORS} more" if len(stuck) > NAMED_IN_ERRORS else ""

@@ -48,6 +48,8 @@ PAPER_SLOTS = 4
 """Limit of experts on one device in a layer in the paper (§7.1), with one expert for every device."""
 PAPER_SCHEDULE, PAPER_CHECK = 6.2e-3, 1.45e-3
 """Seconds to schedule and to check as the paper measured them on its testbed (§7.3.1), Python and PyTorch included."""
+HOST_BANDWIDTH = 25e9
+"""Bytes/s between host memory and a device over a link of its own, assumed: PCIe 4.0 x16 less its overheads."""
 HOST_START_UP = 10e-6
 """Seconds until a copy between a device and its host begins, assumed."""
 HOST_STEP = 10e-9
@@ -66,8 +68,7 @@ class TwoPhaseOptions:
         see `reaction_seconds`
     check_seconds: its time to find that none is needed; likewise
     choices: experts that a token is sent to, the first of its recorded ones
-    host_bandwidth: bytes/s from host memory to each device, over which expert weights are swapped in; the default is
-        assumed (PCIe 4.0 x16 less its overheads)
+    host_bandwidth: bytes/s from host memory to each device, over which expert weights are swapped in
     other_seconds: the part of a layer without experts (attention and the like), which every scheme has and which hides
         the first phase too
     check, check_experts: phase two compares that many of the most popular experts, as a set or also in their order.
@@ -87,7 +88,7 @@ class TwoPhaseOptions:
     copies: float = 1.0
     schedule_seconds: float | None = None
     check_seconds: float | None = None
-    host_bandwidth: float = 25e9
+    host_bandwidth: float = HOST_BANDWIDTH
     other_seconds: float = 0.0
     check: Literal["set", "order"] = "set"
     check_experts: int = 2

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from engine.errors import InputError
 from engine.goal import Goal
-from engine.plan import Claim, Execution, Overlap, Pipeline, Placement, Plan, Priority, Reaction, SendOrder, Travel
+from engine.plan import Claim, Execution, Offload, Overlap, Pipeline, Placement, Plan, Priority, Reaction, SendOrder, Travel
 from engine.problem import Problem
 from engine.provenance import input_digests
 from engine.result import Provenance, Result, Status, Stop, library_versions, never
@@ -76,6 +76,7 @@ class Draft:
     priority: Priority | None = None
     pipeline: Pipeline | None = None
     overlap: Overlap | None = None
+    offload: Offload | None = None
     timeline: Timeline | None = None
     loads: tuple[Load, ...] | None = None
     travel: Travel | None = None

@@ -24,7 +24,7 @@ from engine.compare.standing import Risk
 from engine.compare.verdict import Verdict, verdict_of
 from engine.compare.wording import WORDS
 from engine.costs import Datasheet
-from engine.plan import OrderMode, Overlap, PartitionRange, Pipeline, Placement, Plan, Priority, Schedule, SendOrder
+from engine.plan import Offload, OrderMode, Overlap, PartitionRange, Pipeline, Placement, Plan, Priority, Schedule, SendOrder
 from engine.problem import Problem, make_problem
 from engine.result import Provenance
 from engine.simulate import simulate
@@ -36,6 +36,7 @@ from engine.units import seconds, share, signed, size
 from engine.workload import RoutingTrace
 from tests.cases.cli import SAMPLES
 from tests.cases.samples import sample_problem
+from tests.cases.training import plan_of, problem_of
 
 
 def with_risks(brief: Brief, others: list[RoutingTrace]) -> Brief:
@@ -373,3 +374,11 @@ def test_launches_say_how_far_the_prediction_was_off():
         ([run(1.0, place="testbed"), run(3.0)], "Launched on testbed: 1 s for 2 s predicted there, 0.5×; 2 launches, 0.5× to"),
     ):
         assert says in launches_in_words(runs)
+
+
+def test_experts_in_the_hosts_memory_are_a_sentence() -> None:
+    problem = problem_of()
+    plan = plan_of(problem, offload=Offload(experts=2))
+    (told,) = (sentence for sentence in words(plan, None) if "host" in sentence)
+    assert told.startswith("Keeps 2 experts of every GPU and layer in the host's memory")
+    assert not any("host" in sentence for sentence in words(plan.with_parts(offload=None), None))

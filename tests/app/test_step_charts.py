@@ -29,6 +29,7 @@ EVENTS = [
     (1, "network", 1.0, 4.0, "dispatch", 0, 0, -1, 8e6),
     (1, "compute", 4.5, 5.0, "dx", 0, 0, -1, 0.0),
 ]
+LANES, COPIES = ["exposed", "all-to-all", "all-reduce", "compute"], "Host: copies, update"
 LETTERS = (theme.NARROW - theme.SYMBOL) // theme.LETTER
 """Letters of a legend's entry that fills a line."""
 LABELS = (*("0.qkv", "<b>0.dispatch</b>", "dx.0.qkv", "all_reduce.0.qkv", "dw.1.qkv", "0.qkv", "<b>0.dispatch</b>"), "dx.0.qkv")
@@ -194,3 +195,18 @@ def test_of_long_steps_and_many_lanes_only_what_a_browser_can_draw() -> None:
     rows = [(gpu, "compute", 0.0, 1.0 + gpu, "dense", 0, 0, -1, 0.0) for gpu in range(9)]
     many = of_rows(rows, tuple(f"GPU {gpu}" for gpu in range(9)))
     assert step_charts.stretch(many).lanes == (5, 6, 7, 8)
+
+
+def test_copies_from_and_to_the_host_have_a_lane_of_their_own_only_where_there_are_some(problem):
+    outcome = run(TRAINING["lina"], problem, {"packing": "lina", "offload": "packed"})
+    without = run(TRAINING["lina"], problem, {"packing": "lina"})
+    for found, lanes in ((outcome, [*LANES, "host"]), (without, LANES)):
+        figure = step_charts.step_gantt({"a": found.timeline}, {"a": step_charts.stretch(found.timeline)}, "a")
+        assert list(figure.layout.yaxis.ticktext) == lanes
+        copies = bars(figure, COPIES)
+        assert bool(copies) == ("host" in lanes)
+    (copies,) = bars(step_charts.step_gantt({"a": outcome.timeline}, {"a": step_charts.stretch(outcome.timeline)}, "a"), COPIES)
+    assert len(set(copies.y)) == 1
+    events = outcome.timeline.events
+    assert len(copies.x) == ((events["resource"] == 0) & (events["kind"] == "host_copy")).sum()
+    assert any("MB" in text for text in copies.customdata)

@@ -33,6 +33,7 @@ from engine.systems import TRAINING
 from engine.systems import run as plan_with
 from engine.systems.base import silent
 from engine.systems.pieces import linear_placement
+from engine.systems.training.coordinator import micro_ops
 from engine.systems.training.lina import packed_placement
 from engine.training import balanced_load
 from engine.workload import ExpertLoad, RoutingTrace
@@ -354,6 +355,8 @@ def test_a_model_with_too_many_layers_runs_with_some_of_them_and_that_is_predict
     assert 0 <= measured_plan.difference.error <= 1e-4 and measured_plan.plan is plan
     for timeline in (measured_plan.predicted, measured_plan.measured):
         assert set(timeline.events["layer"]) == {-1, *range(5)}
+        # By which Lina's coordinator would judge a packing that was launched.
+        assert all(0 < seconds < timeline.total for seconds in micro_ops(timeline))
 
 
 @pytest.mark.parametrize(

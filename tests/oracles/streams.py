@@ -7,7 +7,7 @@ import numpy as np
 from engine.errors import IllegalError
 from tests.oracles.rules import illegal_if
 
-COMPUTE, ALL_TO_ALL, ALL_REDUCE = 0, 1, 2
+ALL_TO_ALL, ALL_REDUCE, LOCAL = 1, 2, (0, 3, 4, 5)
 
 
 def check_streams(tasks, policy: str, use: tuple[float, float], start: np.ndarray, end: np.ndarray) -> float:
@@ -28,19 +28,19 @@ def check_streams(tasks, policy: str, use: tuple[float, float], start: np.ndarra
         for group in range(groups):
             ends = [tasks.release[task]]
             for earlier in before[task]:
-                local = tasks.stream[task] == tasks.stream[earlier] == COMPUTE
+                local = tasks.stream[task] in LOCAL and tasks.stream[earlier] in LOCAL
                 ends.append(end[earlier, group] if local else max(end[earlier]))
             ready[task, group] = max(ends)
     for group in range(groups):
-        free = 0.0
+        free = dict.fromkeys(LOCAL, 0.0)
         for task in range(count):
-            if tasks.stream[task] == COMPUTE:
-                if abs(start[task, group] - max(ready[task, group], free)) > slack:
+            if (stream := int(tasks.stream[task])) in LOCAL:
+                if abs(start[task, group] - max(ready[task, group], free[stream])) > slack:
                     raise IllegalError(f"computation {task} does not start on group {group} when it can and may")
                 if abs(end[task, group] - start[task, group] - tasks.seconds[task, group]) > slack:
                     raise IllegalError(f"computation {task} takes another time than its own on group {group}")
-                free = end[task, group]
-    network = [task for task in range(count) if tasks.stream[task] != COMPUTE]
+                free[stream] = end[task, group]
+    network = [task for task in range(count) if tasks.stream[task] not in LOCAL]
     for task in network:
         illegal_if(np.ptp(start[task]) > 0 or np.ptp(end[task]) > 0, f"collective {task} does not run on all groups at once")
         illegal_if(start[task, 0] < max(ready[task]) - slack, f"collective {task} starts before it is ready")

@@ -30,8 +30,10 @@ def check_step(timeline: Timeline, plan: Plan, problem: Problem, graph: Operator
         columns = (mine[name].tolist() for name in ("start", "end", "kind", "bytes"))
         spans = list(zip((timeline.labels[row] for row in mine.index), *columns, strict=True))
         total = max([total, *(end for _, _, end, *_ in spans)])
+        copies = {label: (start, end, size) for label, start, end, kind, size in spans if kind == "host_copy"}
         sized = [span for span in spans if span[3] == "sizes"]
-        parts, cut = _parts([span for span in spans if span[3] != "sizes"])
+        spans = [span for span in spans if span[3] not in ("host_copy", "sizes")]
+        parts, cut = _parts(spans)
         slack = 1e-9 * timeline.total
         wanted |= cut
         for name, own in parts.items():
@@ -41,6 +43,7 @@ def check_step(timeline: Timeline, plan: Plan, problem: Problem, graph: Operator
         _check_lanes(spans, plan, slack)
         reduced = [(label, start, end, size) for label, start, end, kind, size in spans if kind == "all_reduce"]
         _check_gradients(reduced, parts, gradients, graph, slack)
+        _check_host(copies, reduced, parts, plan, problem, slack)
     _check_whole(ran, wanted, graph)
     return total
 
@@ -179,6 +182,52 @@ def _check_gradients(
         sent += size
         if sent > (1 + 1e-9) * sum(own for name, own, _ in gradients if there[name] <= start + slack):
             raise IllegalError(f"{label} reduces more than the gradients that are there")
+
+
+def _check_host(
+    copies: dict[str, tuple[float, float, float]],
+    reduced: list[tuple[str, float, float, float]],
+    parts: dict[str, dict[int, Span]],
+    plan: Plan,
+    problem: Problem,
+    slack: float,
+) -> None:
+    """Experts in the host's memory are there when their layer runs, no more than two layers at a time, their gradients leave
+    when they are complete, and the host's update comes after that."""
+    layers = plan.placement.model_layers
+    if plan.offload is None:
+        illegal_if(copies, "experts are copied that the plan leaves on the GPUs")
+        return
+    fullest = max(min(plan.offload.experts, count) for count in plan.placement.slots.max(axis=1))
+
+    def span(phase: str, layer: int) -> Span:
+        prefix = "" if phase == "forward" else f"{phase}."
+        own = [each for name in ("up", "down") for each in parts.get(f"{prefix}{layer}.experts_{name}", {}).values()]
+        return min(start for start, _ in own), max(end for _, end in own)
+
+    turns = [("forward", layer) for layer in layers] + [("dx", layer) for layer in reversed(layers)]
+    over = []
+    for number, (phase, layer) in enumerate(turns):
+        begin, end = span(phase, layer)
+        arrives = copies.pop(f"{layer}.experts in, {phase}", None)
+        if arrives is None:
+            used = list(dict.fromkeys(other for _, other in reversed(turns[:number])))
+            illegal_if(layer not in used[:2], f"layer {layer} is not there")
+        else:
+            illegal_if(begin < arrives[1] - slack, f"experts of layer {layer} run before they are there")
+            illegal_if(any(arrives[0] < late - slack for late in over[:-1]), f"no room yet for the experts of layer {layer}")
+            illegal_if(abs(arrives[2] - fullest * problem.model.bytes_per_expert) > 1, "another number of bytes is copied")
+        if phase == "dx":
+            leaves, updated = (
+                copies.pop(f"{layer}.gradients of experts out"),
+                copies.pop(f"{layer}.experts updated by the host"),
+            )
+            made = [span("dw", layer)[1], *(last for label, _, last, _ in reduced if f".{layer}.experts" in label)]
+            illegal_if(leaves[0] < max(made) - slack, f"gradients of layer {layer} leave before they are complete")
+            illegal_if(updated[0] < leaves[1] - slack, f"the host updates layer {layer} before it has the gradients")
+            end = max(end, leaves[1])
+        over.append(end)
+    illegal_if(copies, f"not expected: {sorted(copies)[:2]}")
 
 
 def fastest_step(problem: Problem, graph: OperatorGraph, time: Callable[..., float], parts: tuple[int, ...]) -> float:

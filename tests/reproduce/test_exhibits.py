@@ -19,7 +19,7 @@ from tests.spent import loop_seconds
 SLOW = {
     "aurora": ("11c", "11d", 12, 14),
     "exflow": (6, 10, 12, 13, "III"),
-    "lina": (3, 4, 5, 6, 10, 14, "14, sweep", 15, 16, 17, 18, 19),
+    "lina": (1, "2 and 4", 3, 4, 5, 6, 10, "11 and 12", 13, 14, "14, sweep", "step by step", 15, 16, 17, 18, 19),
     "lancet": (6, 11, 12, 13, 15, 16),
     "pipemoe": ("VI", "VII"),
 }

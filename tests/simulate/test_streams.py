@@ -9,7 +9,18 @@ import pytest
 from hypothesis import strategies as st
 
 from engine.errors import IllegalError, InputError
-from engine.simulate.streams import ALL_REDUCE, ALL_TO_ALL, COMPUTE, POLICIES, Tasks, run_streams, shared_rates
+from engine.simulate.streams import (
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    COMPUTE,
+    HOST_IN,
+    HOST_OUT,
+    LOCAL,
+    POLICIES,
+    Tasks,
+    run_streams,
+    shared_rates,
+)
 from tests.cases.examples import tried
 from tests.oracles.streams import check_streams
 
@@ -46,15 +57,16 @@ def times(tasks: Tasks, policy: str, use=(1.0, 1.0)) -> list[tuple[float, float]
 @st.composite
 def steps(draw, whole: bool = True, groups: int = 2) -> Tasks:
     """Random acyclic steps with many ties (whole) or none (not whole)."""
-    kinds = draw(st.lists(st.sampled_from((COMPUTE, COMPUTE, ALL_TO_ALL, ALL_REDUCE)), min_size=1, max_size=9))
+    among = (COMPUTE, COMPUTE, COMPUTE, ALL_TO_ALL, ALL_REDUCE, ALL_TO_ALL, ALL_REDUCE, HOST_IN, HOST_OUT)
+    kinds = draw(st.lists(st.sampled_from(among), min_size=1, max_size=9))
     duration = st.integers(0, 3).map(float) if whole else st.floats(0.01, 3)
     rows, collectives = [], 0
     for index, kind in enumerate(kinds):
-        collectives += kind != COMPUTE
-        kind = kind if collectives <= MOST_COLLECTIVES else COMPUTE
+        collectives += kind not in LOCAL
+        kind = kind if kind in LOCAL or collectives <= MOST_COLLECTIVES else COMPUTE
         row = {"stream": kind, "after": draw(st.sets(st.integers(0, index - 1), max_size=2)) if index else ()}
         row["release"] = draw(st.sampled_from((0.0, 0.0, 1.0, 4.0)))
-        row["seconds"] = draw(st.tuples(*[duration] * groups)) if kind == COMPUTE else draw(duration)
+        row["seconds"] = draw(st.tuples(*[duration] * groups)) if kind in LOCAL else draw(duration)
         row["holds"] = kind == COMPUTE and draw(st.booleans())
         row["pair"] = draw(st.integers(-1, 1)) if kind == ALL_TO_ALL else -1
         rows.append(row)
@@ -70,11 +82,11 @@ def ticks(tasks: Tasks, policy: str) -> tuple[np.ndarray, np.ndarray] | None:
     stream, pair, left, ready_at, now = tasks.stream, tasks.pair, tasks.seconds.copy(), {}, 0.0
     start, end = np.full(left.shape, np.inf), np.full(left.shape, np.inf)
     tick = 1.0 if policy in EXCLUSIVE else 2.0**-MOST_COLLECTIVES
-    computations, collectives = np.flatnonzero(stream == COMPUTE), np.flatnonzero(stream != COMPUTE)
+    collectives = np.flatnonzero(~np.isin(stream, LOCAL))
 
     def ready(task: int, group: int) -> bool:
         inputs = [before for before, after in tasks.edges if after == task]
-        ends = [end[one, group] if stream[task] == stream[one] == COMPUTE else end[one].max() for one in inputs]
+        ends = [end[one, group] if stream[task] in LOCAL and stream[one] in LOCAL else end[one].max() for one in inputs]
         return max([tasks.release[task], *ends]) <= now
 
     def in_flight(*kinds: int) -> list[int]:
@@ -84,8 +96,8 @@ def ticks(tasks: Tasks, policy: str) -> tuple[np.ndarray, np.ndarray] | None:
         """End the tasks without work left and start computations; True if anything happened."""
         over = (start <= now) & (end == np.inf) & (left == 0)
         end[over], happened = now, bool(over.any())
-        for group in range(left.shape[1]):
-            for task in [task for task in computations if end[task, group] == np.inf][:1]:
+        for group, line in product(range(left.shape[1]), LOCAL):
+            for task in [task for task in np.flatnonzero(stream == line) if end[task, group] == np.inf][:1]:
                 if start[task, group] == np.inf and ready(task, group):
                     start[task, group], happened = now, True
         return happened
@@ -118,7 +130,7 @@ def ticks(tasks: Tasks, policy: str) -> tuple[np.ndarray, np.ndarray] | None:
         while settle() or launch():
             pass
         shared = bool(in_flight(ALL_TO_ALL)) and bool(in_flight(ALL_REDUCE))
-        rate = np.where(shared & (stream != COMPUTE), 0.5, 1.0)[:, None]
+        rate = np.where(shared & ~np.isin(stream, LOCAL), 0.5, 1.0)[:, None]
         left -= tick * rate * ((start <= now) & (end == np.inf))
         now += tick
     return start, end
@@ -209,7 +221,7 @@ def test_tasks_that_wait_for_each_other_are_refused(policy, rows, message):
         ({"seconds": np.array([[1.0, 1.0], [1.0, 2.0]])}, "seconds of task 1"),
         ({"release": [0.0]}, "release: shape"),
         ({"release": [0.0, np.nan]}, "release: every value"),
-        ({"stream": [0, 3]}, "stream: wanted"),
+        ({"stream": [0, 6]}, "stream: wanted"),
         ({"edges": [[0, 2]]}, "edges: wanted"),
         ({"edges": [[-1, 1]]}, "edges: wanted"),
         ({"edges": [[0, 1, 1]]}, "edges: wanted"),

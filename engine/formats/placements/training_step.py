@@ -173,6 +173,8 @@ def _for_all(plan: Plan, groups: int) -> Iterator[str]:
         yield "ranks hold contiguous blocks of experts: reorder the checkpoint by the permutation that 'megatron' exports"
     if groups > 1:
         yield f"{groups} groups of {together} ranks hold all experts each, whose gradients are added up between the groups"
+    if plan.offload is not None:
+        yield f"not carried: {plan.offload.experts} experts of each GPU and layer in the host's memory"
     if plan.priority.micro_op is not None:
         yield f"not carried: gradients cut into pieces of {size(plan.priority.micro_op)}: frameworks only fuse them, up to it"
 

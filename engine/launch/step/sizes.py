@@ -37,6 +37,11 @@ def check_step_plan(plan: Plan, model: MoEModel, step: TrainingStep | None) -> i
         raise InputError(f"the plan {plan.name} is for inference; a training step needs a plan for training")
     if step is None:
         raise InputError(f"the plan {plan.name} is for a training step; describe the step too")
+    if plan.offload is not None:
+        raise InputError(
+            f"the plan {plan.name} keeps experts in the host's memory, which is simulated and not launched; plan with "
+            "offload=off"
+        )
     if model.dtype not in ("fp32", "bf16"):
         raise InputError(
             f"a training step is computed in fp32 or bf16, not in {model.dtype}, whose gradients would have to be scaled; "

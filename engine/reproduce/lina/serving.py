@@ -77,17 +77,24 @@ def problem_of(model: str, experts: int, name: str, served: bool = True, link: f
 
 
 _KNOWN: dict[tuple[Any, ...], TwoPhaseResult] = {}
-"""Results by model, experts, recording, link and changes."""
+"""Results by model, experts, recording, link, what was learnt from and changes."""
 
 
-def simulated(stop: Stop, model: str, experts: int, name: str, link: float | None = None, **changes: Any) -> TwoPhaseResult:
-    """A task under all schemes. link: see `testbed`; changes: of `ON_TESTBED`. Raises StoppedError once the stop is True"""
+def simulated(
+    stop: Stop, model: str, experts: int, name: str, link: float | None = None, learnt: str | None = None, **changes: Any
+) -> TwoPhaseResult:
+    """A task under all schemes. Raises StoppedError once the stop is True.
+
+    link: see `testbed`
+    learnt: another recording, from which all is learnt that is known before; None: the other half of the same
+    changes: of `ON_TESTBED`
+    """
     go_on(stop)
-    key = (model, experts, name, link, *sorted(changes.items()))
+    key = (model, experts, name, link, learnt, *sorted(changes.items()))
     if key not in _KNOWN:
         options = replace(ON_TESTBED, **{"copies": 15 * 512 * experts / BATCH, **changes})
-        profile = half(recording(name, experts, MODELS[model][0]), 0)
-        found = two_phase(problem_of(model, experts, name, link=link), profile, options, stop)
+        profile = recording(learnt or name, experts, MODELS[model][0])
+        found = two_phase(problem_of(model, experts, name, link=link), profile if learnt else half(profile, 0), options, stop)
         go_on(stop)  # it may be a part
         _KNOWN[key] = found
     return _KNOWN[key]

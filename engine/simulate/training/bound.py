@@ -23,7 +23,7 @@ from engine.errors import InputError
 from engine.overlap.operator_axes import latest_last
 from engine.overlap.operator_graph import OperatorGraph
 from engine.overlap.pipeline_degree import pipeline_seconds
-from engine.plan import Placement
+from engine.plan import Offload, Placement
 from engine.problem import Problem
 from engine.simulate.training.pricing import PricedStep, all_reduce_seconds, price_step
 from engine.simulate.training.program import Gradient, gradients_of
@@ -37,10 +37,10 @@ GRID = 2 ** (1 / 256)
 
 
 @lru_cache(maxsize=32)  # asked for again with every plan of a placement
-def bound_of_step(problem: Problem, placement: Placement) -> float:
+def bound_of_step(problem: Problem, placement: Placement, offload: Offload | None = None) -> float:
     """Seconds that every schedule of the step takes under this placement, however its operators are cut (into at most
     `MAX_PARTS` equal parts), fused, ordered and overlapped, with full buffers or only real tokens sent."""
-    priced = {irregular: price_step(problem, placement, irregular) for irregular in (True, False)}
+    priced = {irregular: price_step(problem, placement, irregular, offload=offload) for irregular in (True, False)}
     apart = _apart(problem, list(priced.values()))
     graph, cells = priced[True].graph, priced[True].seconds[0, :, :MOST_GROUPS].size
     if cells * len(graph.of_phase("forward")) ** 2 > MOST_CELLS or (links := _chain(graph)) is None:

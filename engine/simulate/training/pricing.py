@@ -10,10 +10,11 @@ import numpy as np
 
 from engine.cluster import Gpu
 from engine.errors import InputError
-from engine.overlap.operator_graph import Gemm, Operator, OperatorGraph
+from engine.overlap.operator_graph import UPDATE_BYTES, Gemm, Operator, OperatorGraph
 from engine.overlap.transformer import transformer_step
-from engine.plan import Placement, expert_groups
+from engine.plan import Offload, Placement, expert_groups
 from engine.problem import Problem
+from engine.simulate.training.offload import numbers_on_host
 from engine.workload import RoutingTrace
 
 MAX_PARTS = 16
@@ -189,9 +190,15 @@ class PricedStep:
 
 
 def price_step(
-    problem: Problem, placement: Placement, irregular: bool = False, parts: int = MAX_PARTS, as_recorded: tuple[int, ...] = ()
+    problem: Problem,
+    placement: Placement,
+    irregular: bool = False,
+    parts: int = MAX_PARTS,
+    as_recorded: tuple[int, ...] = (),
+    offload: Offload | None = None,
 ) -> PricedStep:
-    """Price the problem's training step under a placement; `irregular`: all-to-alls carry real tokens only.
+    """Price the problem's training step under a placement; `irregular`: all-to-alls carry real tokens only. The GPUs do not
+    update experts in the host's memory.
 
     Then no GPU knows how much it will receive, and in the forward pass dispatch and combine exchange sizes first, every part
     its own, as Lancet's irregular all-to-all does (§6). The backward pass returns the same rows. Without a capacity there are
@@ -203,7 +210,8 @@ def price_step(
     """
     fills = problem.step.capacity_factor > 0
     sized = ("dispatch", "combine") if irregular else () if fills else ("dispatch",)
-    return _price(problem, placement, irregular and fills, sized, parts, as_recorded)
+    priced = _price(problem, placement, irregular and fills, sized, parts, as_recorded)
+    return priced if offload is None else _without_updates(problem, placement, priced, offload)
 
 
 def graph_of(problem: Problem, groups: int) -> OperatorGraph:
@@ -245,6 +253,19 @@ def _price(
             sizes[operator.name] = pricer.sizes(operator)
             seconds[place] += sizes[operator.name].seconds
     return PricedStep(graph, seconds, sent, members, routing.groups, sizes)
+
+
+def _without_updates(problem: Problem, placement: Placement, priced: PricedStep, offload: Offload) -> PricedStep:
+    """The prices with those experts left out of the update that the host updates."""
+    on_host = numbers_on_host(problem, placement, offload)
+    seconds = priced.seconds.copy()
+    for place, operator in enumerate(priced.graph.operators):
+        if operator.phase == "update" and operator.seconds is None:
+            for group, members in enumerate(priced.groups):
+                left = max(0.0, operator.moved - UPDATE_BYTES * float(on_host[list(members)].min()))
+                cut = left / np.arange(1, seconds.shape[1] + 1)
+                seconds[place, :, group] = problem.cost.memory_pass(problem.cluster.gpus[members[0]], cut)
+    return replace(priced, seconds=seconds)
 
 
 def all_reduce_seconds(problem: Problem, sizes: Iterable[float], groups: int = 1) -> np.ndarray:

@@ -14,7 +14,8 @@ from engine.overlap.operator_axes import range_is_valid
 from engine.overlap.operator_graph import Operator, OperatorGraph
 from engine.plan import Plan, Priority
 from engine.problem import Problem
-from engine.simulate.streams import ALL_REDUCE, ALL_TO_ALL, COMPUTE, Tasks
+from engine.simulate.streams import ALL_REDUCE, ALL_TO_ALL, COMPUTE, HOST_IN, HOST_OUT, HOST_WORK, Tasks
+from engine.simulate.training.offload import Copies, copies_of, visits
 from engine.simulate.training.pricing import MAX_PARTS, PricedStep, all_reduce_seconds
 
 
@@ -107,9 +108,10 @@ def pieces(priority: Priority, gradients: list[Gradient]) -> Iterator[Piece]:
 class Program:
     """Tasks with the operator and the name of each.
 
-    operators: int64[task], -1 for an all-reduce
+    operators: int64[task], -1 for an all-reduce, a copy between GPU and host or work of the host
     pieces: the gradients of each all-reduce, by task
     sizes: the exchange of sizes of an all-to-all, both by their tasks
+    copied: the model layer of each copy and work of the host, by task
     part: int64[task], the part of the operator, counted from 0
     parts: int64[task], the number of its parts
     stretch: int64[task]: tasks of operators that are cut together have the same number; -1: not cut
@@ -124,6 +126,7 @@ class Program:
     stretch: np.ndarray
     pieces: dict[int, Piece]
     sizes: dict[int, int]
+    copied: dict[int, int]
 
 
 @dataclass
@@ -139,6 +142,7 @@ class _Builder:
     cut: list[tuple[int, int, int]] = field(default_factory=list)
     pieces: dict[int, Piece] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)
+    copied: dict[int, int] = field(default_factory=dict)
     edges: list[tuple[int, int]] = field(default_factory=list)
     first: dict[str, int] = field(default_factory=dict)
     last: dict[str, int] = field(default_factory=dict)
@@ -215,6 +219,8 @@ def program_of(plan: Plan, problem: Problem, priced: PricedStep, known: bool = F
         waiting = [gradient for gradient in waiting if gradient not in ready]
     _join(build, graph, cut)
     reduced = _all_reduces(build, plan, problem, graph)
+    if plan.offload is not None:
+        _copies(build, plan, problem, graph)
     update = next((operator for operator in graph.operators if operator.phase == "update"), None)
     if update is not None:
         task = build.add(update)
@@ -357,6 +363,46 @@ def _all_reduces(build: _Builder, plan: Plan, problem: Problem, graph: OperatorG
     return tasks
 
 
+def _copies(build: _Builder, plan: Plan, problem: Problem, graph: OperatorGraph) -> None:
+    """The copies of experts in the host's memory: weights in before a layer's experts, gradients out when they are complete."""
+    if plan.priority.policy == "fixed" and build.priced.expert_groups > 1:
+        raise InputError(
+            f"the plan {plan.name} starts no all-reduce while a pair of all-to-alls is open, and an open pair may wait for "
+            "room that the gradients of packed experts hold until they are reduced; choose another policy, or offload=off"
+        )
+    firsts = [members[0] for members in build.priced.groups]
+    of_layer = {copies.layer: copies for copies in copies_of(problem, plan.placement, plan.offload, firsts)}
+    experts: dict[tuple[str, int], list[str]] = {}
+    for operator in graph.operators:
+        if operator.kind == "experts":
+            experts.setdefault((operator.phase, operator.layer), []).append(operator.name)
+    summed: dict[str, list[int]] = {}
+    for task, piece in build.pieces.items():
+        for gradient in piece.gradients:
+            summed.setdefault(gradient.name.removeprefix("all_reduce."), []).append(task)
+    over: dict[tuple[str, int], list[int]] = {}
+    for phase, layer, before, there in visits(list(plan.placement.model_layers)):
+        copies, names = of_layer[layer], experts[phase, layer]
+
+        def add(stream: int, label: str, seconds: np.ndarray, after: list[int], copies: Copies = copies) -> int:
+            sent = 0.0 if stream == HOST_WORK else copies.sent
+            task = build.raw(-1, f"{copies.layer}.{label}", stream, seconds, sent, (0, 1, -1))
+            build.copied[task] = copies.layer
+            build.edges += [(other, task) for other in after]
+            return task
+
+        if not there:
+            task = add(HOST_IN, f"experts in, {phase}", copies.moved, over[before] if before else [])
+            build.edges += [(task, build.first[name]) for name in names]
+        over[phase, layer] = [build.last[name] for name in names]
+        if phase == "dx":
+            made = experts["dw", layer]
+            complete = [task for name in made for task in (build.last[name], *summed.get(name.removeprefix("dw."), ()))]
+            left = add(HOST_OUT, "gradients of experts out", copies.moved, complete)
+            add(HOST_WORK, "experts updated by the host", copies.updated, [left])
+            over[phase, layer] = [*over[phase, layer], left]
+
+
 def _check_moves(under: dict[str, str], graph: OperatorGraph) -> None:
     """A weight gradient may run under an all-to-all if no path leads from one to the other (Lancet §4.1)."""
     import networkx as nx
@@ -388,4 +434,4 @@ def _finish(build: _Builder, graph: OperatorGraph) -> Program:
     tasks = Tasks(build.stream, np.stack(build.seconds), edges, release, pair, holds)
     columns = (np.array(column) for column in (build.operators, build.sent))
     cut = np.array(build.cut, dtype=np.int64).T
-    return Program(tasks, tuple(build.labels), *columns, *cut, build.pieces, build.sizes)
+    return Program(tasks, tuple(build.labels), *columns, *cut, build.pieces, build.sizes, build.copied)

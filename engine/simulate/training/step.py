@@ -8,9 +8,10 @@ from engine.errors import InputError
 from engine.model import MoEModel
 from engine.overlap.operator_graph import Operator
 from engine.overlap.transformer import transformer_step
-from engine.plan import Placement, Plan, expert_groups
+from engine.plan import Offload, Placement, Plan, expert_groups
 from engine.problem import Problem
-from engine.simulate.streams import COMPUTE, run_streams
+from engine.simulate.streams import ALL_REDUCE, ALL_TO_ALL, COMPUTE, run_streams
+from engine.simulate.training.offload import state_bytes
 from engine.simulate.training.pricing import PricedStep, price_step
 from engine.simulate.training.program import Program, program_of
 from engine.timeline import KINDS, SIZES, STREAMS, Timeline
@@ -32,15 +33,20 @@ def simulate_step(plan: Plan, problem: Problem) -> Timeline:
     priced, program, start, end = _run(plan, problem)
     task, group = np.nonzero(end > start)
     operators = priced.graph.operators
-    kind_of = ["all_reduce" if place < 0 else event_kind(operators[place]) for place in program.operators]
+    streams = program.tasks.stream
+    kind_of = [
+        event_kind(operators[place]) if place >= 0 else "all_reduce" if stream == ALL_REDUCE else "host_copy"
+        for place, stream in zip(program.operators.tolist(), streams.tolist(), strict=True)
+    ]
     for exchange in program.sizes.values():
         kind_of[exchange] = SIZES
     layers = np.array([operators[place].layer if place >= 0 else -1 for place in program.operators])
-    network = program.tasks.stream != COMPUTE
-    stream = pd.Categorical(np.where(network, "network", "compute")[task], categories=list(STREAMS))
+    layers[list(program.copied)] = list(program.copied.values())
+    lane = np.select([streams == COMPUTE, np.isin(streams, (ALL_TO_ALL, ALL_REDUCE))], ["compute", "network"], "host")
+    stream = pd.Categorical(lane[task], categories=list(STREAMS))
     times = {"start": start[task, group], "end": end[task, group]}
     about = {"kind": pd.Categorical(np.array(kind_of)[task], categories=list(KINDS)), "layer": layers[task]}
-    sent = {"model": 0, "peer": -1, "bytes": np.where(network, program.sent, 0.0)[task]}
+    sent = {"model": 0, "peer": -1, "bytes": np.where(streams != COMPUTE, program.sent, 0.0)[task]}
     events = pd.DataFrame({"resource": group, "stream": stream} | times | about | sent)
     names = problem.cluster.gpu_names
     alike = (len(members) - 1 for members in priced.groups)
@@ -59,7 +65,7 @@ def _run(plan: Plan, problem: Problem, known: bool = False) -> tuple[PricedStep,
     # Capacity cuts give equal parts; whole sequences give parts as they were recorded.
     recorded = irregular and problem.step.routing == "recorded" and isinstance(problem.workload, RoutingTrace)
     cuts = {stretch.parts for stretch in plan.overlap.ranges} if recorded and problem.graph is None else ()
-    priced = price_step(problem, plan.placement, irregular, as_recorded=tuple(sorted(cuts)))
+    priced = price_step(problem, plan.placement, irregular, as_recorded=tuple(sorted(cuts)), offload=plan.offload)
     program = program_of(plan, problem, priced, known)
     return priced, program, *run_streams(program.tasks, plan.priority.policy)
 
@@ -92,12 +98,12 @@ def bytes_per_parameter(model: MoEModel) -> float:
     return 2 * number + 4 + (4 if number < 4 else 0)
 
 
-def step_state_bytes(problem: Problem, placement: Placement) -> np.ndarray:
+def step_state_bytes(problem: Problem, placement: Placement, offload: Offload | None = None) -> np.ndarray:
     """float64[gpu]: bytes of weights, gradients and momentum; activations depend on recomputation and do not count."""
     model = problem.model
     graph = problem.graph or transformer_step(model, problem.step, len(problem.cluster.gpus))
     dense = sum(operator.parameters for operator in graph.of_phase("forward") if operator.kind != "experts")
     if problem.graph is None and problem.step.tied_embeddings:
         dense -= problem.step.vocabulary * model.d_model
-    experts = placement.slots.sum(axis=0) * model.bytes_per_expert / model.bytes_per_number
-    return (experts + dense) * bytes_per_parameter(model)
+    per_expert, number = model.bytes_per_expert / model.bytes_per_number, model.bytes_per_number
+    return state_bytes(placement.slots, dense, per_expert, offload, number, bytes_per_parameter(model))

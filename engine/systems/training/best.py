@@ -20,7 +20,7 @@ from engine.overlap.pipeline_degree import pipeline_seconds
 from engine.overlap.weight_gradients import WeightGradientInstance, schedule_weight_gradients
 from engine.overlap.weight_gradients.bounds import closest_sums
 from engine.overlap.weight_gradients.instance import without_idle
-from engine.plan import Overlap, PartitionRange, Pipeline, Placement, Plan, Priority, SendOrder
+from engine.plan import Offload, Overlap, PartitionRange, Pipeline, Placement, Plan, Priority, SendOrder
 from engine.problem import Problem
 from engine.result import Limits, Provenance, Stop, never, relative_gap
 from engine.simulate.streams import POLICIES
@@ -69,6 +69,7 @@ class Knobs:
     ranges: tuple[PartitionRange, ...] = ()
     irregular: bool = False
     under: tuple[tuple[str, str], ...] = ()
+    offload: Offload | None = None
 
     @classmethod
     def of(cls, parts: Draft | Plan) -> "Knobs":
@@ -83,6 +84,7 @@ class Knobs:
             ranges=overlap.ranges,
             irregular=overlap.irregular,
             under=tuple(sorted(overlap.under.items())),
+            offload=parts.offload,
         )
 
     @property
@@ -91,6 +93,7 @@ class Knobs:
         pipeline = Pipeline(forward=self.forward, backward=self.backward, order=self.order) if cut else None
         overlap = Overlap(ranges=self.ranges, under=dict(self.under), irregular=self.irregular)
         parts = {"overlap": None if overlap == Overlap() else overlap, "priority": self.priority, "pipeline": pipeline}
+        parts |= {"offload": self.offload}
         return Draft(self.placement, SendOrder(mode="concurrent"), **parts)
 
     @property
@@ -108,6 +111,7 @@ class Saving(NamedTuple):
 
 KNOBS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("packing", ("placement",)),
+    ("experts in the host's memory", ("offload",)),
     ("parts of layers", ("forward", "backward", "order")),
     ("stretches of the forward pass", ("ranges",)),
     ("only real tokens", ("irregular",)),
@@ -150,7 +154,7 @@ def _turned(knobs: Knobs, to: Knobs, fields: tuple[str, ...]) -> Knobs:
 
 def _packings(problem: Problem) -> list[Placement]:
     """One expert after another on the GPUs, and all packings that fit."""
-    found = lina.packings(problem, lina.LinaOptions().micro_op_mb * 1e6, False, {})
+    found = lina.packings(problem, lina.LinaOptions(), {})
     return list(dict.fromkeys([linear_placement(problem), *found.values()]))
 
 
