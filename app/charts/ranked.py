@@ -8,6 +8,7 @@ import plotly.graph_objects as go
 
 from app.charts.theme import NEUTRAL, SMALLEST, TEAL, finish, ink, legend_above, name_above_bar, plain, shortened, strokes, tips
 from engine.compare.standing import gain_in_words
+from engine.result import NOT_BOUNDED
 from engine.units import TIME, digits, scale_of, seconds
 
 MOST = 20
@@ -60,13 +61,14 @@ def ranked(
                 **tips(_tip(names[at], times[at], bounds[at]) for at in (drawn[row] for row in rows)),
             )
     proven = [row for row in place if not math.isnan(bounds[drawn[row]])]
-    figure.add_scatter(
-        **strokes([bounds[drawn[row]] / factor for row in proven], bars[proven], TICK),
-        mode="lines",
-        name="Bound",
-        line={"width": 2, "color": ink(dark)},
-        hoverinfo="skip",
-    )
+    if proven:
+        figure.add_scatter(
+            **strokes([bounds[drawn[row]] / factor for row in proven], bars[proven], TICK),
+            mode="lines",
+            name="Bound",
+            line={"width": 2, "color": ink(dark)},
+            hoverinfo="skip",
+        )
     if deployed is not None:
         figure.add_scatter(
             **strokes([times[deployed] / factor] * len(drawn), bars, TICK),  # not through the names between bars
@@ -102,7 +104,7 @@ def _label(name: str, deployed: bool, opened: bool) -> str:
 
 def _tip(name: str, time: float, bound: float) -> str:
     if math.isnan(bound):
-        return f"{plain(name)}<br>{seconds(time)}, no bound"
+        return f"{plain(name)}<br>{seconds(time)}, {NOT_BOUNDED}"
     above = f"{digits(time / bound)}× its bound of {seconds(bound)}" if bound else "no time at all"
     return f"{plain(name)}<br>{seconds(time)}, {above}"
 

@@ -10,6 +10,7 @@ from app.charts import stacks, theme
 from engine.compare.contention import MODES, ContentionPoint, all_alike
 from engine.compare.standing import gain_in_words
 from engine.compare.what_if import Outlook
+from engine.result import NOT_BOUNDED
 from engine.units import TIME, ratio, scale_of, seconds, share
 
 COMPUTES, SENDS = theme.KIND_COLOURS["dense"], theme.KIND_COLOURS["dispatch"]
@@ -37,7 +38,8 @@ class Case:
 
 
 def totals(cases: Sequence[Case], change: str, dark: bool = False) -> go.Figure:
-    """One stacked bar for every plan now and after the change, its name and time above it, with a dashed line at its bound.
+    """One stacked bar for every plan now and after the change, its name and time above it, with a dashed line at its bound, or
+    a word that there is none.
 
     cases: the open plan first, then the plan it is compared with
     change: in words
@@ -62,18 +64,20 @@ def totals(cases: Sequence[Case], change: str, dark: bool = False) -> go.Figure:
                 for (name, outlook, _), value in zip(rows, values, strict=True)
             ),
         )
-    figure.add_scatter(
-        **theme.strokes([outlook.bound / factor for _, outlook, _ in rows], bars, stacks.ACROSS),
-        mode="lines",
-        name="its bound",
-        line={"dash": "dash", "width": 1.5, "color": theme.NEUTRAL},
-        hoverinfo="skip",
-    )
+    bounds = [(row[1].bound / factor, bar) for row, bar in zip(rows, bars, strict=True) if row[1].bound is not None]
+    if bounds:
+        figure.add_scatter(
+            **theme.strokes(*zip(*bounds, strict=True), stacks.ACROSS),
+            mode="lines",
+            name="its bound",
+            line={"dash": "dash", "width": 1.5, "color": theme.NEUTRAL},
+            hoverinfo="skip",
+        )
     longest = max(outlook.total for _, outlook, _ in rows) / factor or 1.0
     changed = f"<br>changed: {theme.plain(change)}" if cases[0].after else ""
     figure.update_xaxes(title=f"time, {unit} ({_tag(cases[0].shown)}){changed}", range=[0, longest * 1.02])
     labels = [
-        f"{theme.plain(name)}: {seconds(outlook.total)}{beside}"
+        f"{theme.plain(name)}: {seconds(outlook.total)}{beside}{'' if outlook.bound is not None else f', {NOT_BOUNDED}'}"
         for (name, outlook, _), beside in zip(rows, _besides(cases), strict=True)
     ]
     return stacks.arrange(figure, finding(cases), labels, places, dark)

@@ -18,6 +18,7 @@ from engine.errors import InputError
 from engine.goal import Goal
 from engine.plan import Plan, Travel
 from engine.problem import Problem
+from engine.result import NOT_BOUNDED
 from engine.serving.figures import ServingFigures
 from engine.store import team, team_list
 from engine.store.team import SavedPlan
@@ -147,7 +148,8 @@ def draw_timelines(
         layers = (0, min(last, 1))
         if last > 0:
             layers = charts.drawable(shown, *kept.slider("MoE layers", 0, last, layers, key=f"{place}-layers-{last}"))
-        bounds = {name: cached.bound(plans[name], problem, *layers) for name in bounded}
+        of_each = {name: cached.bound(plans[name], problem, *layers) for name in bounded}
+        bounds = {name: bound for name, bound in of_each.items() if bound is not None}
     of_step = () if serving is None else (serving.step.digest, serving.source.source)
     key, dark = (
         digest_of(*(plan.id for plan in plans.values()), str(layers), title, *of_step)[:16],
@@ -163,21 +165,18 @@ def as_text(names: list[str], figures: list[Metrics], served: list[ServingFigure
 
     served: of the serving step that is the goal; the other figures are then of its MoE layers as inference
     """
-    rows = []
+    times = [each.total for each in figures] if served is None else [each.seconds for each in served]
+    bounds = [each.order_bound for each in figures] if served is None else [each.bound for each in served]
+    gain = units.signed(times[0] / times[1] - 1) if times[1] else tables.MISSING
+    rows = [[TIME, *map(units.seconds, times), gain]]
     if served is not None:
-        ours, theirs = (each.seconds for each in served)
-        rows.append([TIME, units.seconds(ours), units.seconds(theirs), units.signed(ours / theirs - 1)])
         rates = [each.tokens_per_second for each in served]
         rows.append(["Tokens/s per GPU", *map(units.digits, rates), units.ratio(rates[1] / rates[0])])
-        bounds = [each.bound for each in served]
-        rows.append(["Bound of its placement", *map(units.seconds, bounds), units.ratio(bounds[1] / bounds[0])])
-    timed = (
-        (TIME, "total", units.seconds),
-        ("Bound of its placement", "order_bound", units.seconds),
-        ("Above that bound", "order_gap", _percent),
-    )
+    known = None not in bounds and bounds[0]
+    said = [NOT_BOUNDED if bound is None else units.seconds(bound) for bound in bounds]
+    rows.append(["Bound of its placement", *said, units.ratio(bounds[1] / bounds[0]) if known else tables.MISSING])
     for label, name, write in (
-        *(timed if served is None else ()),
+        *((("Above that bound", "order_gap", _percent),) if served is None else ()),
         ("Exposed communication", "exposed_communication", units.seconds),
         ("Overlap", "overlap", _percent),
         ("GPU utilisation", "utilisation", _percent),
@@ -187,11 +186,9 @@ def as_text(names: list[str], figures: list[Metrics], served: list[ServingFigure
         ("Fullest GPU", "memory", units.size),
     ):
         ours, theirs = (getattr(figure, name) for figure in figures)
-        if ours is None or theirs is None:  # figures of a training step
+        if ours is None or theirs is None:  # of a training step, or without a bound
             continue
         against = units.ratio(theirs / ours) if ours else tables.MISSING
-        if name == "total" and theirs:
-            against = units.signed(ours / theirs - 1)
         if write is _percent:
             against = _points(ours, theirs)
         rows.append([label, write(ours), write(theirs), against])

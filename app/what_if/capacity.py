@@ -298,7 +298,7 @@ def _bounds(points: list[CapacityPoint]) -> dict[str, list[float | None]]:
     return {
         title: [point.bound if point.scope == scope else None for point in points]
         for scope, title in BOUNDS.items()
-        if any(point.scope == scope for point in points)
+        if any(point.scope == scope and point.bound is not None for point in points)
     }
 
 
