@@ -33,6 +33,7 @@ def ranked(
     opened: int | None = None,
     dark: bool = False,
     so_far: bool = False,
+    scope: str = "",
 ) -> go.Figure:
     """A bar for each plan, the fastest on top, with a tick at its bound and a line at the baseline's time.
 
@@ -40,6 +41,7 @@ def ranked(
     deployed, opened: places in them
     dark: the page's theme
     so_far: True if more plans are on their way
+    scope: of the gain, as `, in sample`
     """
     order = sorted(range(len(names)), key=lambda at: times[at])
     drawn = [at for rank, at in enumerate(order) if rank < MOST or at in (deployed, opened)]
@@ -92,7 +94,7 @@ def ranked(
         "margin": {"r": TIMES},
         "annotations": notes,
     }
-    title = _finding(names, times, order[0], deployed, len(drawn), so_far)
+    title = _finding(names, times, order[0], deployed, scope, " so far" * so_far, len(drawn))
     return finish(figure, title, height, top=76, barmode="overlay", legend=legend_above(height), **layout)
 
 
@@ -109,11 +111,13 @@ def _tip(name: str, time: float, bound: float) -> str:
     return f"{plain(name)}<br>{seconds(time)}, {above}"
 
 
-def _finding(names: Sequence[str], times: Sequence[float], best: int, deployed: int | None, drawn: int, so_far: bool) -> str:
-    part = " so far" * so_far + ("" if drawn == len(names) else f" ({drawn} of {len(names)} plans)")
+def _finding(
+    names: Sequence[str], times: Sequence[float], best: int, deployed: int | None, scope: str, so_far: str, drawn: int
+) -> str:
+    part = so_far + ("" if drawn == len(names) else f" ({drawn} of {len(names)} plans)")
     if deployed is None or not times[best]:
         return f"{plain(names[best])} is fastest: {seconds(times[best])}{part}"
     if times[best] == times[deployed]:
         return f"No plan beats what is deployed{part}"
     against = gain_in_words(times[deployed] / times[best], "what is deployed")
-    return f"{plain(names[best])} takes {seconds(times[best])}, {against}{part}"
+    return f"{plain(names[best])} takes {seconds(times[best])}, {against}{scope}{part}"

@@ -144,6 +144,7 @@ def timelines(
     bounds: dict[str, float] | None = None,
     dark: bool = False,
     title: str = "",
+    scope: str = "",
 ) -> go.Figure:
     """One or two timelines, one above the other on one time axis, their times in the title.
 
@@ -152,8 +153,9 @@ def timelines(
     bounds: seconds, for the layers that are drawn
     dark: the page's theme
     title: empty: their times
+    scope: of their gain, as `, in sample`
     """
-    names, title = list(shown), plain(title) or against(shown)
+    names, title = list(shown), plain(title) or against(shown) + scope * (len(shown) > 1)
     if layers is None:
         return step_charts.step_gantt(shown, parts_of_steps(shown), title)
     fewer, lanes = gantt_charts.fewer_lanes(shown, *layers, MOST_GPUS)

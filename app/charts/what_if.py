@@ -37,13 +37,14 @@ class Case:
         return self.after or self.before
 
 
-def totals(cases: Sequence[Case], change: str, dark: bool = False) -> go.Figure:
+def totals(cases: Sequence[Case], change: str, dark: bool = False, scope: str = "") -> go.Figure:
     """One stacked bar for every plan now and after the change, its name and time above it, with a dashed line at its bound, or
     a word that there is none.
 
     cases: the open plan first, then the plan it is compared with
     change: in words
     dark: the page's theme
+    scope: of a gain, as `, in sample`
     """
     rows, places = _rows(cases)
     bars = [place + stacks.BELOW for place in places]
@@ -80,7 +81,7 @@ def totals(cases: Sequence[Case], change: str, dark: bool = False) -> go.Figure:
         f"{theme.plain(name)}: {seconds(outlook.total)}{beside}{'' if outlook.bound is not None else f', {NOT_BOUNDED}'}"
         for (name, outlook, _), beside in zip(rows, _besides(cases), strict=True)
     ]
-    return stacks.arrange(figure, finding(cases), labels, places, dark)
+    return stacks.arrange(figure, finding(cases, scope), labels, places, dark)
 
 
 def _rows(cases: Sequence[Case]) -> tuple[list[tuple[str, Outlook, bool]], list[float]]:
@@ -110,8 +111,8 @@ def _besides(cases: Sequence[Case]) -> list[str]:
     return labels
 
 
-def finding(cases: Sequence[Case]) -> str:
-    """The effect of the change on the first case, and how it then compares with the second."""
+def finding(cases: Sequence[Case], scope: str = "") -> str:
+    """The effect of the change on the first case, and how it then compares with the second. scope: of that, as `totals`"""
     first = cases[0]
     name = f"{theme.plain(_named(first.name))} takes{'' if first.shown.simulated else ' at least'}"
     if first.after is None:
@@ -124,7 +125,7 @@ def finding(cases: Sequence[Case]) -> str:
         relative = cases[1].shown.total / first.shown.total
         if abs(relative - 1) <= SAME:
             return f"{sentence}, as long as {theme.plain(_named(cases[1].name))}"
-        sentence += f", {gain_in_words(relative, theme.plain(_named(cases[1].name)))}"
+        sentence += f", {gain_in_words(relative, theme.plain(_named(cases[1].name)))}{scope}"
     return sentence
 
 

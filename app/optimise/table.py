@@ -331,7 +331,7 @@ def show_candidates(problem: Problem, aim: str, judged: answer.Judged) -> None:
         now, opened = (next(iter(table.index[table[which]]), None) for which in ("deployed", "open"))
         columns = (table[name].astype(float).tolist() for name in ("Time", "Bound"))
         dark = st.context.theme.type == "dark"
-        figure = charts.ranked(table["Plan"].tolist(), *columns, now, opened, dark, running)
+        figure = charts.ranked(table["Plan"].tolist(), *columns, now, opened, dark, running, table["scope"].iloc[0])
         with kept.expander("All plans in a chart", key="optimise-ranked") if has_knobs else st.container():
             widgets.chart(figure, "plans-ranked")
     on = "Simulated" if aim == goal.STEP else "Simulated on the open workload"

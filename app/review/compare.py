@@ -9,6 +9,7 @@ import streamlit as st
 from app import cached, kept, state, tables, widgets
 from app.charts import review as charts
 from app.charts.gantt import MOST_LANES, fold, folds
+from app.optimise.table import scope_of
 from app.review import store
 from app.tables import COLUMN, plain
 from engine import units
@@ -104,7 +105,8 @@ def _compare(first: SavedPlan | Plan, second: SavedPlan | Plan) -> None:
     figures = [cached.metrics(plan, problem) for plan in plans]
     serving = store.serving_of(first, problem) if isinstance(first, SavedPlan) else cached.open_serving(problem)
     served = None if serving is None else [cached.served(plan, problem, serving).figures for plan in plans]
-    draw_timelines(dict(zip(names, plans, strict=True)), names, problem, "compare", serving)
+    scope = scope_of(plans, None, problem)
+    draw_timelines(dict(zip(names, plans, strict=True)), names, problem, "compare", serving, scope=scope)
     widgets.caption_with_costs(
         f"Both simulated on {plain(problem.workload.name)}, {plain(problem.cluster.name)}, {plain(problem.model.name)}, "
         f"as the first one was {'saved' if isinstance(first, SavedPlan) else 'made'}."
@@ -125,6 +127,7 @@ def draw_timelines(
     place: str,
     serving: cached.Serving | None = None,
     title: str = "",
+    scope: str = "",
 ) -> None:
     """Timelines of plans on one axis, above the choice of their layers.
 
@@ -133,6 +136,7 @@ def draw_timelines(
     place: on the Review page, part of the keys of its widgets
     serving: the step that is drawn; None: the pass or training step
     title: empty: the times of the plans
+    scope: of their gain, as `, in sample`
     """
     if serving is None:
         shown = {name: cached.simulate(plan, problem) for name, plan in plans.items()}
@@ -157,7 +161,7 @@ def draw_timelines(
     )
     of = digest_of(*plans, "bounds", *bounded, *cached.key_of(problem))
     with chart:
-        widgets.gantt(lambda: charts.timelines(shown, layers, bounds, dark, title), f"{place}-gantt-{key}", of)
+        widgets.gantt(lambda: charts.timelines(shown, layers, bounds, dark, title, scope), f"{place}-gantt-{key}", of)
 
 
 def as_text(names: list[str], figures: list[Metrics], served: list[ServingFigures] | None = None) -> pd.DataFrame:

@@ -147,7 +147,7 @@ def _answer(answer: VerdictAnswer, kind: str, wanted: dict[str, Any], source: st
 
 
 def _evidence(verdict: Verdict, kind: str) -> None:
-    """The gain on each part, the criteria with their thresholds, and the plan beside others."""
+    """The gain on each part, the criteria with their thresholds, and the plan next to others."""
     if verdict.parts:
         widgets.chart(charts.gains(verdict), f"{kind}-gains")
     tables.show(thresholds.as_text(verdict.criteria), hide_index=True, alt="What the verdict depends on")

@@ -18,7 +18,7 @@ from engine.units import digits, seconds, share, signed, size
 Span = Literal["pass", "step", "token", "prompt"]
 """The span of the seconds: a pass through all MoE layers, a training step, a step of decode, one of prefill."""
 
-COVERS: dict[Span, str] = {"pass": "MoE layers only", "step": "training step", "token": "decode step", "prompt": "prefill step"}
+COVERS: dict[Span, str] = {"pass": "MoE layers", "step": "training step", "token": "decode step", "prompt": "prefill step"}
 """The part of a model's work that the times and rates of a span are of."""
 
 ALIKE = 0.005
