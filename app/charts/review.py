@@ -135,7 +135,7 @@ def parts(plans: dict[str, dict[str, float]], times: dict[str, float], title: st
         )
     figure.update_xaxes(title=f"time, {unit} (simulated)", range=[0, longest / factor * 1.02 or 1])
     labels = [stacks.label(name, seconds(times[name])) for name in plans]
-    return stacks.arrange(figure, plain(title), labels, rows, dark, across=4)
+    return stacks.arrange(figure, plain(title), labels, rows, dark, across=3)
 
 
 def timelines(

@@ -30,9 +30,9 @@ def parts(plans: dict[str, ServingFigures], dark: bool = False) -> go.Figure:
     labels = []
     for name, served in plans.items():
         hidden = f", {seconds(served.hidden)} hidden" if served.hidden else ""
-        bound = NOT_BOUNDED if served.bound is None else f"bound {seconds(served.bound)}"
+        bound = f"order {NOT_BOUNDED}" if served.bound is None else f"bound {seconds(served.bound)}"
         labels.append(stacks.label(name, f"{seconds(served.seconds)}{hidden}, {bound}"))
-    return stacks.arrange(figure, _finding(plans), labels, rows, dark)
+    return stacks.arrange(figure, _finding(plans), labels, rows, dark, across=3)
 
 
 def _draw_lines(figure: go.Figure, figures: list[ServingFigures], factor: float, colour: str) -> None:

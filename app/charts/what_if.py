@@ -78,7 +78,7 @@ def totals(cases: Sequence[Case], change: str, dark: bool = False, scope: str = 
     changed = f"<br>changed: {theme.plain(change)}" if cases[0].after else ""
     figure.update_xaxes(title=f"time, {unit} ({_tag(cases[0].shown)}){changed}", range=[0, longest * 1.02])
     labels = [
-        f"{theme.plain(name)}: {seconds(outlook.total)}{beside}{'' if outlook.bound is not None else f', {NOT_BOUNDED}'}"
+        f"{theme.plain(name)}: {seconds(outlook.total)}{beside}{'' if outlook.bound is not None else f', order {NOT_BOUNDED}'}"
         for (name, outlook, _), beside in zip(rows, _besides(cases), strict=True)
     ]
     return stacks.arrange(figure, finding(cases, scope), labels, places, dark)

@@ -25,6 +25,7 @@ from app.tables import plain
 from engine import units
 from engine.compare.figures import proof_of_plan
 from engine.errors import InputError
+from engine.goal import Goal
 from engine.plan import Plan
 from engine.problem import Problem
 from engine.result import NOT_BOUNDED, not_bounded
@@ -65,7 +66,7 @@ def show(saved: SavedPlan, review: Review | None) -> None:
     discussion.show(saved, review, brief.problem if brief else None)
     _family(saved)
     optimiser = plan.provenance.optimiser
-    system = {**SYSTEMS, **TRAINING}.get(optimiser)
+    system = (TRAINING if plan.goal is Goal.TRAINING else SYSTEMS).get(optimiser)  # some names stand for one of either
     made = f"made by {plain(system.title if system else optimiser)}, seed {plan.provenance.seed}"
     saving = f"saved by {plain(saved.by)}, {widgets.describe_time(saved.at)}"
     with st.container(horizontal=True, vertical_alignment="center", gap="xsmall"):

@@ -289,6 +289,8 @@ def test_names_stand_above_their_bars_and_leave_them_the_whole_width():
 def test_the_title_is_against_what_is_deployed(deployed, title):
     assert charts.ranked(NAMES, TIMES, BOUNDS, deployed).layout.title.text == title
     assert charts.ranked(NAMES, TIMES, BOUNDS, deployed, so_far=True).layout.title.text == f"{title} so far"
+    scoped = charts.ranked(NAMES, TIMES, BOUNDS, deployed, scope=", in sample").layout.title.text
+    assert scoped == title + ", in sample" * (deployed == 2), "a gain says on which recording it is"
     assert charts.ranked(["a"], [0.0], [0.0], 0).layout.title.text == "a is fastest: 0 s"
 
 

@@ -75,7 +75,7 @@ def test_bars_of_a_plan_add_up_to_its_time_with_its_bound_and_the_title_says_wha
     bounds = [metrics.order_bound * 1e3 for metrics in figures.values() for _ in "ab"]
     assert trace.line.dash == "dash" and [at for at in trace.x if at is not None] == pytest.approx(bounds)
     first, second = (annotation.text for annotation in figure.layout.annotations)
-    assert first == "Lancet: 90.8 ms, bound 84.5 ms, +7.5 %" and second.startswith("DeepSpeed (no overlap): ")
+    assert first == "Lancet: 90.8 ms, 7.5 % above bound 84.5 ms" and second.startswith("DeepSpeed (no overlap): ")
     assert step_charts.decomposition(figures).layout.title.text == "Lancet waits 15 % of its 90.8 ms for the network"
 
 
