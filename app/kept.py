@@ -76,6 +76,16 @@ def number_input(
     return st.number_input(label, low, high, value, **_keeping(key, more))
 
 
+def limited(faults: list[str], label: str, low: float, high: float, value: float, *, key: str, **more: Any) -> Any:
+    """A number field that takes any number, with a line among `faults` for one beyond the limits, and `value` in its place: the
+    browser's own field would show what was typed and go on with the number before it."""
+    number = number_input(label, None, None, value, key=key, **more)
+    if low <= number <= high:
+        return number
+    faults.append(f"{label}: {number:,.10g} is not between {low:,.10g} and {high:,.10g}")
+    return value
+
+
 def slider(label: str, low: float, high: float, value: Any, *, key: str, **more: Any) -> Any:
     """value: a number, or a pair of them."""
     chosen = state.session.choices.get(key)

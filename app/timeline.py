@@ -23,6 +23,7 @@ from engine.goal import Goal
 from engine.model import MoEModel
 from engine.plan import Plan
 from engine.problem import Problem
+from engine.result import NOT_BOUNDED, not_bounded
 from engine.simulate.serving import ServedStep
 from engine.timeline import Timeline
 from engine.workload import digest_of
@@ -123,20 +124,23 @@ def show_bounds(plan: Plan, problem: Problem, figures: Metrics) -> None:
 
     If GPUs could relay for each other but in the plan's own order do not, also the closer bound over orders without relays.
     """
-    st.metric(
-        "Bound for this placement",
-        units.seconds(figures.order_bound),
-        help="no order of sends can be faster, not even one in which the GPUs of a node relay for each other where they have "
-        "links: every all-to-all at the time of its busiest port",
-    )
-    without = cached.bound(plan, problem, 0, problem.workload.layers - 1, straight=True)
-    if without > figures.order_bound * (1 + SAME):
+    if figures.unbounded:
+        st.metric("Bound for this placement", NOT_BOUNDED, help=not_bounded(figures.unbounded))
+    else:
         st.metric(
-            "Bound without relays",
-            units.seconds(without),
-            help="no order can be faster in which bytes go straight to their receivers, as in this plan; one with relays "
-            "might be",
+            "Bound for this placement",
+            units.seconds(figures.order_bound),
+            help="no order of sends can be faster, not even one in which the GPUs of a node relay for each other where they "
+            "have links: every all-to-all at the time of its busiest port",
         )
+        without = cached.bound(plan, problem, 0, problem.workload.layers - 1, straight=True)
+        if without > figures.order_bound * (1 + SAME):
+            st.metric(
+                "Bound without relays",
+                units.seconds(without),
+                help="no order can be faster in which bytes go straight to their receivers, as in this plan; one with relays "
+                "might be",
+            )
     if figures.bound is not None and plan.claim.scope != "order":
         help = "as its optimiser claims for placements with as many slots per GPU; not computed again"
         st.metric("Bound for any placement", units.seconds(figures.bound), help=help)

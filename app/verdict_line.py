@@ -81,7 +81,7 @@ def show(standing: Standing, how: str, narrow: bool = False) -> None:
         _gain(standing)
     with line if narrow else line.container(horizontal=True, gap="small", vertical_alignment="center"):
         st.metric(TIMES[standing.span], units.seconds(standing.seconds), width="content", help=sentence(how))
-        st.metric("Tokens/s per GPU", units.digits(standing.tokens_per_second), width="content", help=RATES[standing.span])
+        st.metric(standing.rate_name, units.digits(standing.tokens_per_second), width="content", help=RATES[standing.span])
         if standing.span in ("token", "prompt"):
             st.metric("In all", units.digits(standing.tokens_in_all), width="content", help="tokens/s of the cluster")
         if standing.tokens_per_user is not None:

@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from engine.cluster import Cluster, Efficiency
+from engine.result import Unbounded
 
 
 class MeasuredExchanges(Protocol):
@@ -61,6 +62,11 @@ class Network:
         ports = cluster.values("send_bandwidth"), cluster.values("receive_bandwidth")
         drawn = cls(*ports, link, cluster.node_of_gpu, cluster.latency, link_latency)
         return drawn if cluster.efficiency is None else drawn.with_efficiency(cluster.efficiency)
+
+    @property
+    def unbounded(self) -> Unbounded | None:
+        """The reason for which no bound on orders says anything here: every order of an exchange takes the measured seconds."""
+        return None if self.measured is None else "measured exchanges have no order to choose"
 
     def with_efficiency(self, efficiency: Efficiency) -> "Network":
         """The same ports, with their shares multiplied by those of an efficiency."""

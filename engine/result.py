@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -172,6 +172,19 @@ def status_of(proven: bool, stop: Stop, limited: bool) -> Status:
     if stop():
         return Status.CANCELLED
     return Status.TIME_LIMIT if limited else Status.FEASIBLE
+
+
+Unbounded = Literal["measured exchanges have no order to choose", "every batch has a placement of its own"]
+"""The reason for which no bound on the order of a plan's sends says how much another order would gain."""
+
+
+NOT_BOUNDED = "not bounded"
+"""Stands where a gap above a bound would, in a table or a small figure."""
+
+
+def not_bounded(reason: Unbounded) -> str:
+    """The sentence that stands where a bound on order would, without its full stop."""
+    return f"{NOT_BOUNDED}: {reason}"
 
 
 def relative_gap(objective: float, bound: float) -> float:

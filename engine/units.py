@@ -1,5 +1,7 @@
 """Numbers for people: three significant digits and the unit that fits."""
 
+from collections.abc import Sequence
+
 TIME = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 SIZE = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 
@@ -52,6 +54,12 @@ def share(value: float) -> str:
     if -0.0005 < value < 0:
         return "0.0 %"
     return _percent(f"{value:,.0%}" if abs(value) >= 0.1 else f"{value:.1%}")
+
+
+def in_a_row(words: Sequence[str]) -> str:
+    """`a`, `a and b`, or `a, b and c`."""
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def at_most(value: float) -> str:

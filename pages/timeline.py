@@ -94,7 +94,8 @@ if last < asked:
         icon=":material/warning:",
     )
 title = verdict_line.headline(plan, problem)
-lines = {name: cached.bound(plan, problem, first, last) for name, plan in shown.items()}
+bounds = {name: cached.bound(plan, problem, first, last) for name, plan in shown.items()}
+lines = {name: bound for name, bound in bounds.items() if bound is not None}
 stretches, drawn = gantt.fewer_lanes(drawable, first, last, gantt.MOST_LANES)
 whole_of = len(drawable[name_of(plan.id)].resources)
 if drawn < whole_of:

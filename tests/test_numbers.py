@@ -69,6 +69,10 @@ def test_a_longer_time_never_reads_as_a_shorter_one(first, second):
     assert short * FACTOR[of_short] <= long * FACTOR[of_long] * (1 + 1e-12)
 
 
+def test_words_in_a_row():
+    assert [units.in_a_row(list(words)) for words in ("a", "ab", "abc")] == ["a", "a and b", "a, b and c"]
+
+
 @given(st.floats(0, 1000))
 @example(0.0004)
 def test_a_share_that_is_not_nothing_never_reads_as_nothing(value):

@@ -24,7 +24,7 @@ from engine.plan import Plan
 from engine.problem import Problem
 from engine.provenance import SCORED_ON, input_digests, metrics_digests, simulation_digest
 from engine.simulate import bound_of_plan as engine_bound
-from engine.simulate import loads_of, simulate_layers
+from engine.simulate import loads_of, simulate_layers, unbounded
 from engine.simulate.events import waits as engine_waits
 from engine.simulate.work import Load
 from engine.timeline import Balance, Timeline
@@ -144,11 +144,13 @@ def utilisation(plan: Plan, problem: Problem) -> AloneAndTogether:
 
 
 @st.cache_resource(max_entries=256, show_spinner=False, hash_funcs=BY_CONTENT)
-def bound(plan: Plan, problem: Problem, first: int, last: int, straight: bool = False) -> float:
-    """Seconds below which no send order brings the plan's placement in these MoE layers.
+def bound(plan: Plan, problem: Problem, first: int, last: int, straight: bool = False) -> float | None:
+    """Seconds below which no send order brings the plan's placement in these MoE layers; None: see `simulate.unbounded`.
 
     straight: True bounds orders without relays only, unless the plan's own order has some
     """
+    if unbounded(plan, problem):
+        return None
     return engine_bound(plan, problem, first, last, straight, _loads(plan, problem))
 
 

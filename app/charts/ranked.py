@@ -8,6 +8,7 @@ import plotly.graph_objects as go
 
 from app.charts.theme import NEUTRAL, SMALLEST, TEAL, finish, ink, legend_above, name_above_bar, plain, shortened, strokes, tips
 from engine.compare.standing import gain_in_words
+from engine.result import NOT_BOUNDED
 from engine.units import TIME, digits, scale_of, seconds
 
 MOST = 20
@@ -32,6 +33,7 @@ def ranked(
     opened: int | None = None,
     dark: bool = False,
     so_far: bool = False,
+    scope: str = "",
 ) -> go.Figure:
     """A bar for each plan, the fastest on top, with a tick at its bound and a line at the baseline's time.
 
@@ -39,6 +41,7 @@ def ranked(
     deployed, opened: places in them
     dark: the page's theme
     so_far: True if more plans are on their way
+    scope: of the gain, as `, in sample`
     """
     order = sorted(range(len(names)), key=lambda at: times[at])
     drawn = [at for rank, at in enumerate(order) if rank < MOST or at in (deployed, opened)]
@@ -60,13 +63,14 @@ def ranked(
                 **tips(_tip(names[at], times[at], bounds[at]) for at in (drawn[row] for row in rows)),
             )
     proven = [row for row in place if not math.isnan(bounds[drawn[row]])]
-    figure.add_scatter(
-        **strokes([bounds[drawn[row]] / factor for row in proven], bars[proven], TICK),
-        mode="lines",
-        name="Bound",
-        line={"width": 2, "color": ink(dark)},
-        hoverinfo="skip",
-    )
+    if proven:
+        figure.add_scatter(
+            **strokes([bounds[drawn[row]] / factor for row in proven], bars[proven], TICK),
+            mode="lines",
+            name="Bound",
+            line={"width": 2, "color": ink(dark)},
+            hoverinfo="skip",
+        )
     if deployed is not None:
         figure.add_scatter(
             **strokes([times[deployed] / factor] * len(drawn), bars, TICK),  # not through the names between bars
@@ -90,7 +94,7 @@ def ranked(
         "margin": {"r": TIMES},
         "annotations": notes,
     }
-    title = _finding(names, times, order[0], deployed, len(drawn), so_far)
+    title = _finding(names, times, order[0], deployed, scope, " so far" * so_far, len(drawn))
     return finish(figure, title, height, top=76, barmode="overlay", legend=legend_above(height), **layout)
 
 
@@ -102,16 +106,18 @@ def _label(name: str, deployed: bool, opened: bool) -> str:
 
 def _tip(name: str, time: float, bound: float) -> str:
     if math.isnan(bound):
-        return f"{plain(name)}<br>{seconds(time)}, no bound"
+        return f"{plain(name)}<br>{seconds(time)}, {NOT_BOUNDED}"
     above = f"{digits(time / bound)}× its bound of {seconds(bound)}" if bound else "no time at all"
     return f"{plain(name)}<br>{seconds(time)}, {above}"
 
 
-def _finding(names: Sequence[str], times: Sequence[float], best: int, deployed: int | None, drawn: int, so_far: bool) -> str:
-    part = " so far" * so_far + ("" if drawn == len(names) else f" ({drawn} of {len(names)} plans)")
+def _finding(
+    names: Sequence[str], times: Sequence[float], best: int, deployed: int | None, scope: str, so_far: str, drawn: int
+) -> str:
+    part = so_far + ("" if drawn == len(names) else f" ({drawn} of {len(names)} plans)")
     if deployed is None or not times[best]:
         return f"{plain(names[best])} is fastest: {seconds(times[best])}{part}"
     if times[best] == times[deployed]:
         return f"No plan beats what is deployed{part}"
     against = gain_in_words(times[deployed] / times[best], "what is deployed")
-    return f"{plain(names[best])} takes {seconds(times[best])}, {against}{part}"
+    return f"{plain(names[best])} takes {seconds(times[best])}, {against}{scope}{part}"

@@ -4,8 +4,9 @@ import numpy as np
 import plotly.graph_objects as go
 
 from app.charts import gantt as gantt_charts
+from app.charts import stacks
 from app.charts import step as step_charts
-from app.charts.theme import DIVERGING, MARK, NEUTRAL, SEQUENTIAL, TEAL, finish, plain
+from app.charts.theme import DIVERGING, MARK, NEUTRAL, SEQUENTIAL, TEAL, finish, ink, plain, strokes
 from engine.compare.judge import interval
 from engine.compare.standing import gain_in_words
 from engine.compare.verdict import Verdict
@@ -13,12 +14,14 @@ from engine.plan import Placement, Plan
 from engine.problem import Problem
 from engine.simulate.work import loads_of
 from engine.timeline import Timeline
-from engine.units import ratio, seconds, share, signed
+from engine.units import TIME, ratio, scale_of, seconds, share, signed
 
 MOST_GPUS = 16
 """Most GPUs with a lane: a brief has to be read in one go. The Timeline page has them all."""
 EVEN = 0.02
 """Farthest from the mean that a load is even."""
+EXACT = 1e-9
+"""Relative difference of sums of the same seconds."""
 SPARSE = 2_000
 """Cells of a heatmap that have room for gaps between them."""
 
@@ -109,12 +112,39 @@ def drawable(shown: dict[str, Timeline], first: int, last: int) -> tuple[int, in
     return gantt_charts.drawable(shown, first, last, MOST_GPUS)
 
 
+def parts(plans: dict[str, dict[str, float]], times: dict[str, float], title: str, dark: bool = False) -> go.Figure:
+    """One stacked bar for a plan and for its baseline: where the time goes.
+
+    plans: seconds by kind of part, by name, as if nothing overlapped
+    times: seconds of the pass or step
+    title: the decision
+    dark: the page's theme
+    """
+    rows, longest = np.arange(len(plans)), max(sum(spent.values()) for spent in plans.values())
+    factor, unit = scale_of(longest, TIME)
+    figure = go.Figure()
+    stacks.bars(figure, plans, rows, factor, "work")
+    hides = any(times[name] < sum(spent.values()) * (1 - EXACT) for name, spent in plans.items())
+    if hides:
+        figure.add_scatter(
+            **strokes([times[name] / factor for name in plans], rows + stacks.BELOW, stacks.ACROSS),
+            mode="lines",
+            name="Step, the rest hidden",
+            line={"width": 3, "color": ink(dark)},
+            hoverinfo="skip",
+        )
+    figure.update_xaxes(title=f"time, {unit} (simulated)", range=[0, longest / factor * 1.02 or 1])
+    labels = [stacks.label(name, seconds(times[name])) for name in plans]
+    return stacks.arrange(figure, plain(title), labels, rows, dark, across=3)
+
+
 def timelines(
     shown: dict[str, Timeline],
     layers: tuple[int, int] | None,
     bounds: dict[str, float] | None = None,
     dark: bool = False,
     title: str = "",
+    scope: str = "",
 ) -> go.Figure:
     """One or two timelines, one above the other on one time axis, their times in the title.
 
@@ -123,8 +153,9 @@ def timelines(
     bounds: seconds, for the layers that are drawn
     dark: the page's theme
     title: empty: their times
+    scope: of their gain, as `, in sample`
     """
-    names, title = list(shown), plain(title) or against(shown)
+    names, title = list(shown), plain(title) or against(shown) + scope * (len(shown) > 1)
     if layers is None:
         return step_charts.step_gantt(shown, parts_of_steps(shown), title)
     fewer, lanes = gantt_charts.fewer_lanes(shown, *layers, MOST_GPUS)

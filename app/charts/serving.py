@@ -4,7 +4,8 @@ import numpy as np
 import plotly.graph_objects as go
 
 from app.charts import stacks
-from app.charts.theme import PARTS, hatched, in_order, ink, plain, short, strokes, tips
+from app.charts.theme import PARTS, ink, short, strokes
+from engine.result import NOT_BOUNDED
 from engine.serving.figures import ServingFigures
 from engine.units import TIME, scale_of, seconds, share
 
@@ -23,35 +24,19 @@ def parts(plans: dict[str, ServingFigures], dark: bool = False) -> go.Figure:
     factor, unit = scale_of(longest, TIME)
     rows = np.arange(len(names))
     figure = go.Figure()
-    for kind in in_order(kind for served in figures for kind in served.parts):
-        title = PARTS[kind][0]
-        values = np.array([served.parts.get(kind, 0.0) for served in figures])
-        if not values.any():
-            continue
-        shares = [value / sum(served.parts.values()) for served, value in zip(figures, values, strict=True)]
-        figure.add_bar(
-            x=values / factor,
-            y=rows + stacks.BELOW,
-            orientation="h",
-            name=title,
-            width=stacks.BAR,
-            marker=hatched(kind),
-            **tips(
-                f"{plain(name)}<br>{title}: {seconds(value)}, {share(part)} of the work"
-                for name, value, part in zip(names, values, shares, strict=True)
-            ),
-        )
+    stacks.bars(figure, {name: served.parts for name, served in plans.items()}, rows, factor, "work")
     _draw_lines(figure, figures, factor, ink(dark))
     figure.update_xaxes(title=f"time of one step, {unit} (simulated)", range=[0, longest / factor * 1.02])
     labels = []
     for name, served in plans.items():
         hidden = f", {seconds(served.hidden)} hidden" if served.hidden else ""
-        labels.append(stacks.label(name, f"{seconds(served.seconds)}{hidden}, bound {seconds(served.bound)}"))
-    return stacks.arrange(figure, _finding(plans), labels, rows, dark)
+        bound = f"order {NOT_BOUNDED}" if served.bound is None else f"bound {seconds(served.bound)}"
+        labels.append(stacks.label(name, f"{seconds(served.seconds)}{hidden}, {bound}"))
+    return stacks.arrange(figure, _finding(plans), labels, rows, dark, across=3)
 
 
 def _draw_lines(figure: go.Figure, figures: list[ServingFigures], factor: float, colour: str) -> None:
-    """Draw the bounds, and the steps themselves if something is hidden."""
+    """Draw the bounds, where there are any, and the steps themselves if something is hidden."""
     places = np.arange(len(figures)) + stacks.BELOW
     if any(served.hidden for served in figures):
         figure.add_scatter(
@@ -61,13 +46,15 @@ def _draw_lines(figure: go.Figure, figures: list[ServingFigures], factor: float,
             line={"width": 3, "color": colour},
             hoverinfo="skip",
         )
-    figure.add_scatter(
-        **strokes([served.bound / factor for served in figures], places, stacks.ACROSS),
-        mode="lines",
-        name="Bound: any send order",
-        line={"dash": "dash", "width": 1.5, "color": colour},
-        hoverinfo="skip",
-    )
+    bounds = [(served.bound / factor, place) for served, place in zip(figures, places, strict=True) if served.bound is not None]
+    if bounds:
+        figure.add_scatter(
+            **strokes(*zip(*bounds, strict=True), stacks.ACROSS),
+            mode="lines",
+            name="Bound: any send order",
+            line={"dash": "dash", "width": 1.5, "color": colour},
+            hoverinfo="skip",
+        )
 
 
 def _finding(plans: dict[str, ServingFigures]) -> str:

@@ -61,7 +61,7 @@ def decomposition(plans: dict[str, Metrics], baseline: str | None = None, dark: 
     longest = max(metrics.total for metrics in figures) / factor
     figure.update_xaxes(title=f"time of one step, {unit} (simulated)", range=[0, longest * 1.02])
     labels = [
-        stacks.label(name, f"{seconds(metrics.total)}, bound {seconds(metrics.order_bound)}, +{share(metrics.order_gap)}")
+        stacks.label(name, f"{seconds(metrics.total)}, {share(metrics.order_gap)} above bound {seconds(metrics.order_bound)}")
         for name, metrics in plans.items()
     ]
     return stacks.arrange(figure, _finding(plans, baseline), labels, rows, dark)

@@ -66,20 +66,35 @@ PARTS = {
 """Title, colour and pattern of every segment of a time, in the order in which every chart stacks them: first the operators of a
 layer, then the parts of a step in which things overlap."""
 
-_GPU_COLOURS = (
-    ("2080", "#BBCC33"),
-    ("V100", "#EEDD88"),
-    ("L40S", "#FFAABB"),
-    ("A100", "#44BB99"),
-    ("H100", "#77AADD"),
-    ("H200", "#99DDFF"),
-    ("B200", "#EE8866"),
-    ("B300", "#EE8866"),
-    ("MI300", "#AAAA00"),
-    ("MI325", "#AAAA00"),
-    ("MI355", "#CC99BB"),
-    ("Ascend", "#B4A7E5"),
-)
+_GPU_COLOURS = {
+    "2080": "#BBCC33",
+    "V100": "#EEDD88",
+    "V100-16": "#CFA881",
+    "L4": "#E6C2BC",
+    "L40S": "#FFAABB",
+    "A30": "#F2D1B0",
+    "A100": "#44BB99",
+    "A100-40": "#94B474",
+    "A100-PCIe": "#B5DB9F",
+    "H100": "#77AADD",
+    "H100-PCIe": "#8EC2C2",
+    "H200": "#99DDFF",
+    "B200": "#EE8866",
+    "GB200": "#DB9F9F",
+    "B300": "#EC8D8D",
+    "GB300": "#ECA58D",
+    "B60": "#DCB574",
+    "RTX-PRO-6000": "#B9AB46",
+    "MI300": "#AAAA00",
+    "MI325": "#CCA633",
+    "MI355": "#CC99BB",
+    "Ascend": "#B4A7E5",
+    "Ascend-A2-280": "#8EAFC2",
+    "Ascend-A2-313": "#BCD1E6",
+    "Ascend-A2-376": "#B0C1F2",
+}
+"""Fills of GPU types by a part of their names, of which the longest counts. All differ by what an eye can tell (13 in CIELAB at
+least), none is as warm as MARK, and dark text is legible on each."""
 OTHER_GPU = "#DDDDDD"
 
 TEAL = "#00897B"
@@ -115,7 +130,8 @@ CONFIG = {"displaylogo": False, "modeBarButtons": [["zoom2d", "pan2d", "resetSca
 
 def gpu_colour(type_name: str) -> str:
     """The colour of a GPU type; text on it is dark."""
-    return next((colour for part, colour in _GPU_COLOURS if part in type_name), OTHER_GPU)
+    known = [part for part in _GPU_COLOURS if part in type_name]
+    return _GPU_COLOURS[max(known, key=len)] if known else OTHER_GPU
 
 
 def plain(text: str) -> str:

@@ -91,7 +91,7 @@ def waterfall(turned: Waterfall, dark: bool = False, so_far: bool = False) -> go
         notes += [right | {"y": place + BELOW, "text": f" {text}"}, name_above_bar(plain(name), place + BELOW - BAR / 2, dark)]
     height = 138 + ROW * len(names)
     layout = {
-        "xaxis": {"title": f"time, {unit} (simulated)", "range": [0, turned.deployed / factor * 1.02 or 1]},
+        "xaxis": {"title": f"time, {unit} (simulated, in sample)", "range": [0, turned.deployed / factor * 1.02 or 1]},
         "yaxis": {"range": [len(names) - 0.4, -0.6], "visible": False},
         "margin": {"r": TIMES},
         "annotations": notes,

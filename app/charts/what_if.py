@@ -10,6 +10,7 @@ from app.charts import stacks, theme
 from engine.compare.contention import MODES, ContentionPoint, all_alike
 from engine.compare.standing import gain_in_words
 from engine.compare.what_if import Outlook
+from engine.result import NOT_BOUNDED
 from engine.units import TIME, ratio, scale_of, seconds, share
 
 COMPUTES, SENDS = theme.KIND_COLOURS["dense"], theme.KIND_COLOURS["dispatch"]
@@ -36,12 +37,14 @@ class Case:
         return self.after or self.before
 
 
-def totals(cases: Sequence[Case], change: str, dark: bool = False) -> go.Figure:
-    """One stacked bar for every plan now and after the change, its name and time above it, with a dashed line at its bound.
+def totals(cases: Sequence[Case], change: str, dark: bool = False, scope: str = "") -> go.Figure:
+    """One stacked bar for every plan now and after the change, its name and time above it, with a dashed line at its bound, or
+    a word that there is none.
 
     cases: the open plan first, then the plan it is compared with
     change: in words
     dark: the page's theme
+    scope: of a gain, as `, in sample`
     """
     rows, places = _rows(cases)
     bars = [place + stacks.BELOW for place in places]
@@ -62,21 +65,23 @@ def totals(cases: Sequence[Case], change: str, dark: bool = False) -> go.Figure:
                 for (name, outlook, _), value in zip(rows, values, strict=True)
             ),
         )
-    figure.add_scatter(
-        **theme.strokes([outlook.bound / factor for _, outlook, _ in rows], bars, stacks.ACROSS),
-        mode="lines",
-        name="its bound",
-        line={"dash": "dash", "width": 1.5, "color": theme.NEUTRAL},
-        hoverinfo="skip",
-    )
+    bounds = [(row[1].bound / factor, bar) for row, bar in zip(rows, bars, strict=True) if row[1].bound is not None]
+    if bounds:
+        figure.add_scatter(
+            **theme.strokes(*zip(*bounds, strict=True), stacks.ACROSS),
+            mode="lines",
+            name="its bound",
+            line={"dash": "dash", "width": 1.5, "color": theme.NEUTRAL},
+            hoverinfo="skip",
+        )
     longest = max(outlook.total for _, outlook, _ in rows) / factor or 1.0
     changed = f"<br>changed: {theme.plain(change)}" if cases[0].after else ""
     figure.update_xaxes(title=f"time, {unit} ({_tag(cases[0].shown)}){changed}", range=[0, longest * 1.02])
     labels = [
-        f"{theme.plain(name)}: {seconds(outlook.total)}{beside}"
+        f"{theme.plain(name)}: {seconds(outlook.total)}{beside}{'' if outlook.bound is not None else f', order {NOT_BOUNDED}'}"
         for (name, outlook, _), beside in zip(rows, _besides(cases), strict=True)
     ]
-    return stacks.arrange(figure, finding(cases), labels, places, dark)
+    return stacks.arrange(figure, finding(cases, scope), labels, places, dark)
 
 
 def _rows(cases: Sequence[Case]) -> tuple[list[tuple[str, Outlook, bool]], list[float]]:
@@ -106,8 +111,8 @@ def _besides(cases: Sequence[Case]) -> list[str]:
     return labels
 
 
-def finding(cases: Sequence[Case]) -> str:
-    """The effect of the change on the first case, and how it then compares with the second."""
+def finding(cases: Sequence[Case], scope: str = "") -> str:
+    """The effect of the change on the first case, and how it then compares with the second. scope: of that, as `totals`"""
     first = cases[0]
     name = f"{theme.plain(_named(first.name))} takes{'' if first.shown.simulated else ' at least'}"
     if first.after is None:
@@ -120,7 +125,7 @@ def finding(cases: Sequence[Case]) -> str:
         relative = cases[1].shown.total / first.shown.total
         if abs(relative - 1) <= SAME:
             return f"{sentence}, as long as {theme.plain(_named(cases[1].name))}"
-        sentence += f", {gain_in_words(relative, theme.plain(_named(cases[1].name)))}"
+        sentence += f", {gain_in_words(relative, theme.plain(_named(cases[1].name)))}{scope}"
     return sentence
 
 

@@ -282,7 +282,7 @@ def _across(point: CapacityPoint, price: float | None) -> float:
 
 def _add_bound(figure: go.Figure, planned: Sequence[CapacityPoint], factor: float, unit: str, price: float | None) -> None:
     """Draw the bound that no placement of the kind can beat, at the sizes for which it is proven."""
-    proven = [point for point in planned if point.scope == "placement and order"]
+    proven = [point for point in planned if point.scope == "placement and order" and point.bound is not None]
     figure.add_scatter(
         x=[_across(point, price) for point in proven],
         y=[point.bound / factor for point in proven],

@@ -185,5 +185,5 @@ def gain(before: float, after: float, bound: float, system: str) -> go.Figure:
     )
     figure.update_xaxes(visible=False, range=[0, before * 1.02])
     figure.update_yaxes(autorange="reversed", tickfont={"size": 13})
-    title = f"The sample on eight mixed GPUs: {signed(before / after - 1)} speed by planning (simulated)"
+    title = f"The sample on eight mixed GPUs: {signed(before / after - 1)} speed by planning (simulated, in sample)"
     return finish(figure, title, HEIGHT, top=70, bargap=0.35)

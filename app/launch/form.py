@@ -74,7 +74,7 @@ def destination_of(kind: str, cluster: Cluster) -> Destination | None:
             key = f"launch-{kind}-{label}"
             fields[name] = kept.text_input(label, placeholder=placeholder, help=help, width=200, key=key).strip()
     if missing := [text for name, text in NEEDED[kind].items() if not fields[name]]:
-        st.info(f"Enter {' and '.join(missing)} to preview what would be submitted.", icon=":material/info:")
+        st.info(f"Enter {units.in_a_row(missing)} to preview what would be submitted.", icon=":material/info:")
         return None
     with failing.saying(sentence):
         return SCHEDULERS[kind].from_dict({name: value for name, value in fields.items() if value != ""}, kind)

@@ -15,6 +15,7 @@ from engine.formats.placements import open_plan_file
 from engine.goal import Goal
 from engine.plan import Plan
 from engine.problem import Problem
+from engine.result import NOT_BOUNDED, not_bounded
 from engine.systems import System, baseline_for
 
 LINEAR = "linear (contiguous blocks)"
@@ -135,7 +136,11 @@ def _ceiling(figures: Metrics, problem: Problem) -> None:
     """The most that there is to win, as far as it is proven."""
     label, bound = "Ceiling by order alone", figures.order_bound
     covers = "with this placement no order of sends takes less than {}. A better placement may: run Aurora to see how much."
-    if (everywhere := _bound_of_placements(problem)) is not None:
+    everywhere = _bound_of_placements(problem)
+    if everywhere is None and figures.unbounded:
+        st.metric(label, NOT_BOUNDED, help=not_bounded(figures.unbounded))
+        return
+    if everywhere is not None:
         label, bound = "Ceiling without replicas", everywhere
         covers = (
             "without replicas and with as many slots per GPU no placement takes less than {}, as a plan's optimiser claims "

@@ -24,6 +24,11 @@ def open_serving() -> None:
     state.open_serving(state.serving_of_model() or _told()[0])
 
 
+def open_step() -> ServingStep:
+    """The step of what is open: as it was described for the open model, else with the lengths that the open recording tells."""
+    return state.serving() or state.serving_of_model() or _told()[0]
+
+
 def _told() -> tuple[ServingStep, str]:
     """The step with the phase and lengths that the open recording tells, and the recording's name; none if it tells nothing."""
     recording, model = cached.workload(), state.session.model

@@ -21,7 +21,7 @@ from engine.costs import choice
 from engine.errors import InputError
 from engine.plan import Plan
 from engine.problem import Problem
-from engine.result import relative_gap
+from engine.result import NOT_BOUNDED, relative_gap
 from engine.serving.figures import ServingFigures
 from engine.serving.step import ServingStep
 from engine.training import balanced_load
@@ -128,7 +128,7 @@ def _groups(comparison: Comparison) -> list[list[int]]:
     """Places of plans with the same times, see `table.alike`."""
     rows = comparison.rows
     own = [row.plan.id == state.session.plan or comparison.is_deployed(row) for row in rows]
-    return alike([(row.figures.seconds, row.figures.bound) for row in rows], own)
+    return alike([(row.figures.seconds, row.figures.bound or 0.0) for row in rows], own)
 
 
 def as_text(comparison: Comparison) -> pd.DataFrame:
@@ -155,8 +155,13 @@ def as_text(comparison: Comparison) -> pd.DataFrame:
         **held_out,
         **also([row.plan.name for row in comparison.rows], groups),
         "Tokens/s/GPU": [units.digits(served.tokens_per_second) for served in figures],
-        f"Bound, {unit}": [units.digits(served.bound / factor) for served in figures],
-        "Above the bound": [units.share(relative_gap(served.seconds, served.bound)) for served in figures],
+        f"Bound, {unit}": [
+            tables.MISSING if served.bound is None else units.digits(served.bound / factor) for served in figures
+        ],
+        "Above the bound": [
+            NOT_BOUNDED if served.bound is None else units.share(relative_gap(served.seconds, served.bound))
+            for served in figures
+        ],
         f"Fullest GPU, of {room} {memory_unit}": [units.digits(served.memory.total / memory) for served in figures],
         "Room for sequences": [f"{served.memory.most_sequences(step):,}" for served in figures],
     }

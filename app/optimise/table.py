@@ -20,6 +20,7 @@ from engine.compare.figures import proof_of_plan, speedup
 from engine.errors import InputError
 from engine.plan import Plan
 from engine.problem import Problem
+from engine.result import NOT_BOUNDED
 from engine.store.problems import problem_arguments
 from engine.systems.lina import SCHEDULED
 
@@ -52,8 +53,8 @@ def rows(problem: Problem) -> pd.DataFrame:
             "open": id == state.session.plan,
             "Plan": candidate.plan.name,
             "Time": figures.total,
-            "Gap": figures.order_gap,
-            "Bound": figures.order_bound,
+            "Gap": math.nan if figures.order_gap is None else figures.order_gap,
+            "Bound": math.nan if figures.order_bound is None else figures.order_bound,
             "Any placement": math.nan if proof.gap is None else proof.gap,
             "Exposed": parts.get("communication", math.nan),
             "Overlap": figures.overlap,
@@ -147,7 +148,8 @@ def show(table: pd.DataFrame) -> None:
     configured = columns_in_sight(text) | {
         tables.COLUMN: st.column_config.TextColumn(help=tables.COLUMN_HELP),
         "Above the bound": st.column_config.TextColumn(
-            help="The bound: no order of this placement's sends is faster; for a training step, no schedule"
+            help="The bound: no order of this placement's sends is faster; for a training step, no schedule. Not bounded: "
+            "measured exchanges have no order to choose"
         ),
         "Above any placement's bound": st.column_config.TextColumn(
             help="The bound: no placement without replicas and with as many slots per GPU is faster, as the plan's "
@@ -192,7 +194,7 @@ def as_text(table: pd.DataFrame) -> pd.DataFrame:
         **_against(table),
         **{name: table[name] for name in table.columns.intersection([ALSO])},
         f"Bound, {unit}": (table["Bound"] / factor).map(units.digits, na_action="ignore"),
-        "Above the bound": table["Gap"].map(units.share),
+        "Above the bound": table["Gap"].map(lambda gap: NOT_BOUNDED if math.isnan(gap) else units.share(gap)),
         **({} if table["Any placement"].isna().all() else over_any),  # none if no optimiser claims such a bound
         "Proof": table["Proof"],
         "Balancedness": table["Balancedness"].map(units.digits),
@@ -329,7 +331,7 @@ def show_candidates(problem: Problem, aim: str, judged: answer.Judged) -> None:
         now, opened = (next(iter(table.index[table[which]]), None) for which in ("deployed", "open"))
         columns = (table[name].astype(float).tolist() for name in ("Time", "Bound"))
         dark = st.context.theme.type == "dark"
-        figure = charts.ranked(table["Plan"].tolist(), *columns, now, opened, dark, running)
+        figure = charts.ranked(table["Plan"].tolist(), *columns, now, opened, dark, running, table["scope"].iloc[0])
         with kept.expander("All plans in a chart", key="optimise-ranked") if has_knobs else st.container():
             widgets.chart(figure, "plans-ranked")
     on = "Simulated" if aim == goal.STEP else "Simulated on the open workload"

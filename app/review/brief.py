@@ -13,6 +13,7 @@ from engine.goal import Goal
 from engine.launch.preparation.launch import PLACES
 from engine.plan import Offload, Overlap, Pipeline, Placement, Plan, Priority, SendOrder, Travel
 from engine.problem import Problem
+from engine.result import not_bounded
 from engine.simulate import simulate
 from engine.store.team import Run
 from engine.timeline import Timeline
@@ -241,6 +242,13 @@ def named_pair(brief: Brief) -> dict[str, Timeline]:
     return {name: brief.own.timeline, base if base != name else f"{base} (baseline)": brief.baseline.timeline}
 
 
+def parts_of(scored: Scored) -> dict[str, float]:
+    """Seconds by kind of event in a pass; of a training step, and of two models, by what overlaps."""
+    if scored.plan.goal is Goal.INFERENCE:
+        return {kind: value for kind, value in scored.figures.seconds.items() if value}
+    return {kind: value for kind, value in scored.timeline.decomposition().items() if value}
+
+
 def headline(brief: Brief) -> str:
     """The decision to be made, in a sentence, without the plan's name, which stands above it and in the chart."""
     standing = replace(brief.standing, deployed=shortened(brief.standing.deployed, NAME))
@@ -251,17 +259,23 @@ def bound_in_words(brief: Brief) -> list[str]:
     """The gain that any plan could have at most, as far as it is proven."""
     figures, claim = brief.own.figures, brief.own.plan.claim
     what = "schedule" if brief.problem.goal is Goal.TRAINING else "order of sends"
-    sentences = [f"No {what} of this placement is faster than {seconds(figures.order_bound)}: {_above(figures.order_gap)}."]
+    if figures.unbounded:
+        sentences = [f"Order of sends {not_bounded(figures.unbounded)}."]
+    else:
+        bound = seconds(figures.order_bound)
+        sentences = [f"No {what} of this placement is faster than {bound}: {_above(figures.order_gap)}."]
     if (gap := gap_over_placements(brief.own.plan, figures)) is not None:
         sentences.append(
             "According to its optimiser (not rechecked here), no other placement with as many slots per GPU and no replicas is "
             f"faster than {seconds(figures.bound)}: {_above(gap)}."
         )
-    elif figures.bound is None and claim is not None:
+    elif figures.bound is None and claim is not None and not (figures.unbounded and claim.scope == "order"):
         sentences.append("Its optimiser's own bound was computed for other inputs, or cannot be true, and is not used here.")
     proof = proof_of_plan(brief.own.plan, figures)
-    proven, _, why = proof.in_words.partition("nothing")
-    optimal = f"Proven optimal: {proven}." if proven else f"Nothing about this plan is proven optimal{why}."
+    stopped = f" ({proof.stopped})" if proof.stopped else ""
+    optimal = f"Nothing about this plan is proven optimal{stopped}."
+    if proof.proven not in ("nothing", "no bound on order") or proof.is_near:
+        optimal = f"Proven optimal: {proof.in_words}."
     return [*sentences, optimal]
 
 

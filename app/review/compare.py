@@ -9,6 +9,7 @@ import streamlit as st
 from app import cached, kept, state, tables, widgets
 from app.charts import review as charts
 from app.charts.gantt import MOST_LANES, fold, folds
+from app.optimise.table import scope_of
 from app.review import store
 from app.tables import COLUMN, plain
 from engine import units
@@ -18,6 +19,7 @@ from engine.errors import InputError
 from engine.goal import Goal
 from engine.plan import Plan, Travel
 from engine.problem import Problem
+from engine.result import NOT_BOUNDED
 from engine.serving.figures import ServingFigures
 from engine.store import team, team_list
 from engine.store.team import SavedPlan
@@ -103,7 +105,8 @@ def _compare(first: SavedPlan | Plan, second: SavedPlan | Plan) -> None:
     figures = [cached.metrics(plan, problem) for plan in plans]
     serving = store.serving_of(first, problem) if isinstance(first, SavedPlan) else cached.open_serving(problem)
     served = None if serving is None else [cached.served(plan, problem, serving).figures for plan in plans]
-    draw_timelines(dict(zip(names, plans, strict=True)), names, problem, "compare", serving)
+    scope = scope_of(plans, None, problem)
+    draw_timelines(dict(zip(names, plans, strict=True)), names, problem, "compare", serving, scope=scope)
     widgets.caption_with_costs(
         f"Both simulated on {plain(problem.workload.name)}, {plain(problem.cluster.name)}, {plain(problem.model.name)}, "
         f"as the first one was {'saved' if isinstance(first, SavedPlan) else 'made'}."
@@ -124,6 +127,7 @@ def draw_timelines(
     place: str,
     serving: cached.Serving | None = None,
     title: str = "",
+    scope: str = "",
 ) -> None:
     """Timelines of plans on one axis, above the choice of their layers.
 
@@ -132,6 +136,7 @@ def draw_timelines(
     place: on the Review page, part of the keys of its widgets
     serving: the step that is drawn; None: the pass or training step
     title: empty: the times of the plans
+    scope: of their gain, as `, in sample`
     """
     if serving is None:
         shown = {name: cached.simulate(plan, problem) for name, plan in plans.items()}
@@ -147,7 +152,8 @@ def draw_timelines(
         layers = (0, min(last, 1))
         if last > 0:
             layers = charts.drawable(shown, *kept.slider("MoE layers", 0, last, layers, key=f"{place}-layers-{last}"))
-        bounds = {name: cached.bound(plans[name], problem, *layers) for name in bounded}
+        of_each = {name: cached.bound(plans[name], problem, *layers) for name in bounded}
+        bounds = {name: bound for name, bound in of_each.items() if bound is not None}
     of_step = () if serving is None else (serving.step.digest, serving.source.source)
     key, dark = (
         digest_of(*(plan.id for plan in plans.values()), str(layers), title, *of_step)[:16],
@@ -155,7 +161,7 @@ def draw_timelines(
     )
     of = digest_of(*plans, "bounds", *bounded, *cached.key_of(problem))
     with chart:
-        widgets.gantt(lambda: charts.timelines(shown, layers, bounds, dark, title), f"{place}-gantt-{key}", of)
+        widgets.gantt(lambda: charts.timelines(shown, layers, bounds, dark, title, scope), f"{place}-gantt-{key}", of)
 
 
 def as_text(names: list[str], figures: list[Metrics], served: list[ServingFigures] | None = None) -> pd.DataFrame:
@@ -163,21 +169,18 @@ def as_text(names: list[str], figures: list[Metrics], served: list[ServingFigure
 
     served: of the serving step that is the goal; the other figures are then of its MoE layers as inference
     """
-    rows = []
+    times = [each.total for each in figures] if served is None else [each.seconds for each in served]
+    bounds = [each.order_bound for each in figures] if served is None else [each.bound for each in served]
+    gain = units.signed(times[0] / times[1] - 1) if times[1] else tables.MISSING
+    rows = [[TIME, *map(units.seconds, times), gain]]
     if served is not None:
-        ours, theirs = (each.seconds for each in served)
-        rows.append([TIME, units.seconds(ours), units.seconds(theirs), units.signed(ours / theirs - 1)])
         rates = [each.tokens_per_second for each in served]
         rows.append(["Tokens/s per GPU", *map(units.digits, rates), units.ratio(rates[1] / rates[0])])
-        bounds = [each.bound for each in served]
-        rows.append(["Bound of its placement", *map(units.seconds, bounds), units.ratio(bounds[1] / bounds[0])])
-    timed = (
-        (TIME, "total", units.seconds),
-        ("Bound of its placement", "order_bound", units.seconds),
-        ("Above that bound", "order_gap", _percent),
-    )
+    known = None not in bounds and bounds[0]
+    said = [NOT_BOUNDED if bound is None else units.seconds(bound) for bound in bounds]
+    rows.append(["Bound of its placement", *said, units.ratio(bounds[1] / bounds[0]) if known else tables.MISSING])
     for label, name, write in (
-        *(timed if served is None else ()),
+        *((("Above that bound", "order_gap", _percent),) if served is None else ()),
         ("Exposed communication", "exposed_communication", units.seconds),
         ("Overlap", "overlap", _percent),
         ("GPU utilisation", "utilisation", _percent),
@@ -187,11 +190,9 @@ def as_text(names: list[str], figures: list[Metrics], served: list[ServingFigure
         ("Fullest GPU", "memory", units.size),
     ):
         ours, theirs = (getattr(figure, name) for figure in figures)
-        if ours is None or theirs is None:  # figures of a training step
+        if ours is None or theirs is None:  # of a training step, or without a bound
             continue
         against = units.ratio(theirs / ours) if ours else tables.MISSING
-        if name == "total" and theirs:
-            against = units.signed(ours / theirs - 1)
         if write is _percent:
             against = _points(ours, theirs)
         rows.append([label, write(ours), write(theirs), against])

@@ -22,6 +22,8 @@ EVERY = 3
 """Seconds between two looks for the entries of others."""
 ANCHOR = "discussion"
 """Anchor of its heading in the page's address."""
+ROOM = 74
+"""Pixels of a field for a few lines, which a person can pull larger."""
 DID = {"approved": "**approved** it", "rejected": "**rejected** it", "reopened": "**reopened** it"}
 DID_ICON = {
     "approved": ":green[:material/check_circle:]",
@@ -96,7 +98,7 @@ def show(saved: SavedPlan, review: Review | None, problem: Problem | None) -> No
     with st.container(horizontal=True, vertical_alignment="center"):
         badge(review)
         st.text(review.question)
-    st.caption(f"asked by {plain(review.by)}, {widgets.describe_time(review.at)}")
+        st.caption(f"asked by {plain(review.by)}, {widgets.describe_time(review.at)}", width="content")
     _history(review, problem)
     left, right = st.columns([3, 2], gap="medium")
     with left:
@@ -121,7 +123,6 @@ def _history(review: Review, problem: Problem | None) -> None:
         if len(now.decisions) != len(review.decisions) or len(now.thresholds) != len(review.thresholds):
             st.rerun()  # other parts of the page show the state and the verdict too
         if not merged(now):
-            st.caption("Nobody has said anything yet.")
             return
         with st.container(border=True):
             for number, entry in enumerate(merged(now)):
@@ -172,19 +173,21 @@ def _comment(review: Review, problem: Problem | None) -> None:
 
     with st.form(form):
         placeholder = "Seen by everybody who opens this plan"
-        typed(st.text_area, "Your comment", form, placeholder=placeholder, height=98, max_chars=team.LONGEST_TEXT)
-        if possible := place.places(problem):
-            st.selectbox(
-                "About",
-                possible,
-                None,
-                format_func=lambda where: place.title(where, problem),
-                key=about,
-                placeholder="Whole plan (or choose a layer, GPU or chart)",
+        typed(st.text_area, "Your comment", form, placeholder=placeholder, height=ROOM, max_chars=team.LONGEST_TEXT)
+        with st.container(horizontal=True, vertical_alignment="bottom"):
+            if possible := place.places(problem):
+                st.selectbox(
+                    "About",
+                    possible,
+                    None,
+                    format_func=lambda where: place.title(where, problem),
+                    key=about,
+                    placeholder="Whole plan (or a layer, GPU or chart)",
+                    label_visibility="collapsed",
+                )
+            st.form_submit_button(
+                "Comment", icon=":material/send:", disabled=bool(refused), help=refused, on_click=_send, args=(form, send)
             )
-        st.form_submit_button(
-            "Comment", icon=":material/send:", disabled=bool(refused), help=refused, on_click=_send, args=(form, send)
-        )
         _say_refusal(form)
 
 
@@ -197,7 +200,7 @@ def _decide(review: Review) -> None:
 
     with st.form(form):
         why = "needed to reject" if review.state == "open" else None
-        typed(st.text_area, "Reason", form, placeholder=why, height=98, max_chars=team.LONGEST_TEXT)
+        typed(st.text_area, "Reason", form, placeholder=why, height=ROOM, max_chars=team.LONGEST_TEXT)
         with st.container(horizontal=True):
             for verdict in ("approved", "rejected") if review.state == "open" else ("reopened",):
                 label, icon = BUTTONS[verdict]

@@ -14,7 +14,7 @@ from app.review import news, store
 from app.tables import plain, sentence
 from app.visitor import people
 from engine import units
-from engine.compare.standing import is_loss
+from engine.compare.standing import COVERS, is_loss
 from engine.errors import InputError
 from engine.plan import Plan
 from engine.problem import Problem
@@ -365,6 +365,7 @@ def _table(listed: list[ListedPlan]) -> None:
                 help="over what was deployed then, on held-out recordings where some were open; the plan's page has the gain "
                 "by all that is known now",
             ),
+            "Covers": column.TextColumn(help="the part of the work that the time is of"),
             **{
                 name: column.NumberColumn(name.replace("(simulated)", "when saved"), format="%.3g")
                 for name in table.columns
@@ -390,6 +391,7 @@ def as_table(listed: Sequence[ListedPlan], looked_at: int | None) -> pd.DataFram
         "Gain": pd.Series([plan.summary.gain for plan in listed], dtype=float),
         "Compared with": [plan.summary.deployed or tables.MISSING for plan in listed],
         f"Time, {unit} (simulated)": pd.Series(seconds, dtype=float) / factor,
+        "Covers": [COVERS.get(plan.summary.span, tables.MISSING) for plan in listed],
         "Cluster": [plan.summary.cluster or tables.MISSING for plan in listed],
         "Recording": [plan.summary.recording or tables.MISSING for plan in listed],
         "Note": [" ".join(plan.note.split()) for plan in listed],

@@ -214,7 +214,7 @@ def _figures(dossier: Dossier) -> list[go.Figure]:
     if problem.goal is not Goal.TRAINING:
         layers = charts.drawable(pair, 0, min(problem.workload.layers - 1, 1))
     if problem.goal is not Goal.TRAINING and not dossier.served:
-        bounds = {brief.own.plan.name: bound_of_plan(brief.own.plan, problem, *layers)}
+        bounds = None if brief.own.figures.unbounded else {brief.own.plan.name: bound_of_plan(brief.own.plan, problem, *layers)}
     return [
         charts.timelines(pair, layers, bounds, title=headline(brief)),
         charts.placement(brief.own.plan, problem),

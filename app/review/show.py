@@ -4,19 +4,31 @@ import pandas as pd
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from app import cached, export, state, tables, verdict_line, widgets
+from app import cached, export, kept, state, tables, verdict_line, widgets
 from app.charts import review as charts
 from app.review import discussion, news, place, report, store, verdict
-from app.review.brief import Brief, bound_in_words, cost_in_words, headline, launches_in_words, named_pair, risk_in_words
+from app.review.brief import (
+    Brief,
+    bound_in_words,
+    cost_in_words,
+    headline,
+    launches_in_words,
+    named_pair,
+    parts_of,
+    risk_in_words,
+)
 from app.review.compare import draw_timelines
 from app.review.plan_list import corrections, leave_brief
 from app.review.report import Dossier
 from app.review.store import link_to
 from app.tables import plain
 from engine import units
+from engine.compare.figures import proof_of_plan
 from engine.errors import InputError
+from engine.goal import Goal
 from engine.plan import Plan
 from engine.problem import Problem
+from engine.result import NOT_BOUNDED, not_bounded
 from engine.store import team
 from engine.store.team import Review, Run, SavedPlan
 from engine.systems import SYSTEMS, TRAINING
@@ -44,7 +56,8 @@ def show(saved: SavedPlan, review: Review | None) -> None:
             f"It cannot be simulated here: {plain(fault)}. Below stands what was noted when it was saved.",
             icon=":material/warning:",
         )
-        _note(saved)
+        if saved.note:
+            st.text(saved.note)
         _noted(saved)
     else:
         _brief(saved, brief, line, runs)
@@ -53,50 +66,85 @@ def show(saved: SavedPlan, review: Review | None) -> None:
     discussion.show(saved, review, brief.problem if brief else None)
     _family(saved)
     optimiser = plan.provenance.optimiser
-    system = {**SYSTEMS, **TRAINING}.get(optimiser)
-    st.caption(f"Plan `{plan.id[:12]}`, made by {plain(system.title if system else optimiser)}, seed {plan.provenance.seed}")
+    system = (TRAINING if plan.goal is Goal.TRAINING else SYSTEMS).get(optimiser)  # some names stand for one of either
+    made = f"made by {plain(system.title if system else optimiser)}, seed {plan.provenance.seed}"
+    saving = f"saved by {plain(saved.by)}, {widgets.describe_time(saved.at)}"
+    with st.container(horizontal=True, vertical_alignment="center", gap="xsmall"):
+        st.caption(f"Plan `{plan.id[:12]}`, {made}; {saving}", width="content")
+        corrections(saved)
 
 
 def _brief(saved: SavedPlan, brief: Brief, line: DeltaGenerator, runs: list[Run]) -> None:
-    """The figures in one line, which stands above, then in a chart, then in words."""
-    place.mark("timelines")
-    pair = dict(zip(named_pair(brief), (brief.own.plan, brief.baseline.plan), strict=True))
+    """The figures in one line, which stands above; where the time goes; the verdict and what is known, side by side; and what
+    takes room, folded."""
     serving = store.serving_of(saved, brief.problem)
-    draw_timelines(pair, [brief.own.plan.name], brief.problem, "review", serving, headline(brief))
-    _note(saved)
+    with line:
+        verdict_line.show(brief.standing, verdict_line.how_timed(brief.own.plan, brief.problem, serving))
+    _parts(brief, serving)
+    if saved.note:
+        st.text(saved.note)
+    st.markdown(f"**What it does.** {plain(' '.join(brief.words))}")
     left, right = st.columns(2, gap="large")
     with left:
-        st.markdown("**What it does**\n" + "\n".join(f"- {plain(sentence)}" for sentence in brief.words))
-        own = brief.own.figures
-        if brief.standing.span in ("token", "prompt"):
+        verdict.show(brief, serving)
+    with right:
+        st.subheader("What we know", anchor=False)
+        known = (
+            f"Proof: {proof_of_plan(brief.own.plan, brief.own.figures).sentence}",
+            f"Cost: {cost_in_words(brief)}",
+            f"Risk: {risk_in_words(brief)}",
+            f"Measured: {launches_in_words(runs)}",
+        )
+        st.markdown("\n".join(f"- {plain(sentence)}" for sentence in known))
+        widgets.caption_with_costs("Simulated.", brief.own.timeline.cost_source)
+    _charts(brief, serving)
+
+
+def _parts(brief: Brief, serving: cached.Serving | None) -> None:
+    """The chart of the decision: the parts of the plan's and of the baseline's time."""
+    names = list(named_pair(brief))
+    if serving is None:
+        scored = (brief.own, brief.baseline)
+        spent, times = [parts_of(each) for each in scored], [each.figures.total for each in scored]
+    else:
+        served = [each.figures for each in store.served_pair(brief, serving)]
+        spent, times = [each.parts for each in served], [each.seconds for each in served]
+    if not all(spent):  # a recording of nothing but padding takes no time
+        return
+    pair, totals = (dict(zip(names, values, strict=True)) for values in (spent, times))
+    of = digest_of(brief.own.plan.id, brief.baseline.plan.id, *cached.key_of(brief.problem), str(times))
+    dark = st.context.theme.type == "dark"
+    widgets.chart(lambda: charts.parts(pair, totals, headline(brief), dark), f"review-parts-{of[:16]}", of)
+
+
+def _charts(brief: Brief, serving: cached.Serving | None) -> None:
+    """The large charts, drawn once they are unfolded; unfolded where a comment points to one of them."""
+    label, icon, key = "Timelines, bounds and the load of every GPU", ":material/view_timeline:", "review-charts"
+    place_of_comment, turn = state.visit.pointed
+    if place_of_comment is not None and place.chart_of(place_of_comment) in ("timelines", "load"):
+        box = st.expander(label, True, icon=icon, key=f"{key}-{turn}", on_change="rerun")
+    else:
+        box = kept.expander(label, icon=icon, key=key)
+    if not box.open:
+        return
+    with box:
+        place.mark("timelines")
+        pair = dict(zip(named_pair(brief), (brief.own.plan, brief.baseline.plan), strict=True))
+        draw_timelines(pair, [brief.own.plan.name], brief.problem, "review", serving, headline(brief))
+        own, problem, plan = brief.own.figures, brief.problem, brief.own.plan
+        st.markdown("\n".join(f"- {plain(sentence)}" for sentence in bound_in_words(brief)))
+        if serving is not None:
             st.caption("Of the MoE layers:")
         with st.container(horizontal=True, gap="medium"):
             st.metric("GPU utilisation", units.share(own.utilisation), help="compute time / total, mean over GPUs")
             tables.metric(own.balance)
-    with right:
-        st.markdown(
-            "\n".join(
-                [
-                    "**What we know about it**",
-                    *(f"- {plain(sentence)}" for sentence in bound_in_words(brief)),
-                    f"- Cost: {plain(cost_in_words(brief))}",
-                    f"- Risk: {plain(risk_in_words(brief))}",
-                    f"- Measured: {plain(launches_in_words(runs))}",
-                ]
-            )
-        )
-        widgets.caption_with_costs("Simulated.", brief.own.timeline.cost_source)
-    with line:
-        verdict_line.show(brief.standing, verdict_line.how_timed(brief.own.plan, brief.problem, serving))
-    verdict.show(brief, serving)
-    problem, plan = brief.problem, brief.own.plan
-    marked = place.mark("load", problem)
-    gpu = marked.number if marked is not None and marked.kind == "gpu" else None
-    key = f"review-placement-{digest_of(plan.id)[:16]}-{gpu}"
-    if (even := _evenly_loaded(plan, problem)) is not None and gpu is None:
-        st.markdown(f":material/balance: **{plain(even)}**")
-    else:
-        widgets.chart(lambda: charts.placement(plan, problem, gpu), key, digest_of(*cached.key_of(problem)))
+        marked = place.mark("load", problem)
+        gpu = marked.number if marked is not None and marked.kind == "gpu" else None
+        drawn_as = f"review-placement-{digest_of(plan.id)[:16]}-{gpu}"
+        if (even := _evenly_loaded(plan, problem)) is not None and gpu is None:
+            st.markdown(f":material/balance: **{plain(even)}**")
+        else:
+            widgets.chart(lambda: charts.placement(plan, problem, gpu), drawn_as, digest_of(*cached.key_of(problem)))
 
 
 @st.cache_resource(max_entries=64, show_spinner=False, hash_funcs=cached.BY_CONTENT)
@@ -122,16 +170,6 @@ def _head(saved: SavedPlan, review: Review | None, brief: Brief | None, runs: li
             _report(saved, review, brief, runs)
         with st.popover("Link", icon=":material/link:", key="link"):
             st.code(link_to(saved, review.id if review else None), language=None, wrap_lines=True)
-
-
-def _note(saved: SavedPlan) -> None:
-    """The note of the person who saved it."""
-    with st.container(gap="xxsmall"):
-        if saved.note:
-            st.text(saved.note)
-        with st.container(horizontal=True, vertical_alignment="center", gap="xsmall"):
-            st.caption(f"saved by {plain(saved.by)}, {widgets.describe_time(saved.at)}", width="content")
-            corrections(saved)
 
 
 def _report(saved: SavedPlan, review: Review | None, brief: Brief, runs: list[Run]) -> None:
@@ -161,14 +199,15 @@ def _noted(saved: SavedPlan) -> None:
             ("GPU utilisation", "utilisation", units.share),
             ("Balancedness", "balancedness", units.digits),
         ):
-            if figures.get(name) is not None:
+            if name == "order_bound" and figures.get("unbounded"):
+                st.metric(label, NOT_BOUNDED, help=not_bounded(figures["unbounded"]))
+            elif figures.get(name) is not None:
                 st.metric(label, text(figures[name]))
         tables.noted(figures)
 
 
 def _runs(runs: list[Run]) -> None:
-    if not runs:
-        st.caption("No launch of this plan has been measured yet.")
+    if not runs:  # as what is known says
         return
     st.subheader("Measured", anchor=False)
     tables.show(runs_as_text(runs), hide_index=True, alt="Launches of this plan")

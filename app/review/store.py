@@ -159,7 +159,13 @@ def summary(plan: Plan, problem: Problem) -> team.Summary:
     now = baseline_of(here, used.plan if used else None)
     headline = cached.standing(plan, here, cached.open_serving(here), now)
     return team.Summary(
-        problem.cluster.name, problem.workload.name, headline.seconds, headline.deployed_seconds, now.name, headline.gain
+        problem.cluster.name,
+        problem.workload.name,
+        headline.seconds,
+        headline.deployed_seconds,
+        now.name,
+        headline.gain,
+        headline.span,
     )
 
 

@@ -33,8 +33,8 @@ ICONS = {
     "cannot-say": ":gray[:material/help:]",
 }
 EMPTY = (
-    "Not judged yet. The plan's system is run again on the earlier half of its recordings and judged on the later one, and the "
-    "plan itself on the recordings that you hold out."
+    "Not judged yet. The plan's system is run again on the earlier half of its recordings and judged on the later one, where "
+    "they have an order in time, and the plan itself on other open recordings of this model."
 )
 
 
@@ -89,11 +89,6 @@ def _chosen(plan: Plan, problem: Problem, serving: cached.Serving | None) -> dic
             placeholder="Only the later half of its own",
             help="Recordings of the same model that the plan was not made from. Every one takes a few seconds.",
         )
-    else:
-        st.caption(
-            "Held out is the later half of the plan's own recordings, where they have an order in time. Open other recordings "
-            "of this model on the Workload page to judge it on those too."
-        )
     digests = [*(recording.digest for recording in own), *held_out]
     step = {} if serving is None else {"serving": serving.arguments}
     return {"recordings": digests, "thresholds": state.session.thresholds.model_dump(mode="json"), **step}
@@ -143,15 +138,18 @@ def _answer(answer: VerdictAnswer, kind: str, wanted: dict[str, Any], source: st
     st.title(f"{ICONS[verdict.verdict]} {WORDS[verdict.verdict].capitalize()}", anchor=False)
     first, *more = verdict.reasons
     st.markdown(f"**{plain(first)}**")
-    widgets.caption_with_costs("Simulated; no run was measured.", source)
     _say_what_differs(job, judgement.thresholds, kind, wanted)
     _figures(verdict)
-    left, right = st.columns(2, gap="large")
-    with left:
+    with kept.expander("Reasons, and what the verdict depends on", key="review-criteria"):
         st.markdown("\n".join(f"- {plain(reason)}" for reason in more))
-    with right:
-        if verdict.parts:
-            widgets.chart(charts.gains(verdict), f"{kind}-gains")
+        widgets.caption_with_costs("Simulated; no run was measured.", source)
+        _evidence(verdict, kind)
+
+
+def _evidence(verdict: Verdict, kind: str) -> None:
+    """The gain on each part, the criteria with their thresholds, and the plan next to others."""
+    if verdict.parts:
+        widgets.chart(charts.gains(verdict), f"{kind}-gains")
     tables.show(thresholds.as_text(verdict.criteria), hide_index=True, alt="What the verdict depends on")
     rows = {
         "Compared with": [row.name for row in verdict.beside],
@@ -195,7 +193,8 @@ def _figures(verdict: Verdict) -> None:
             help = "until the time of moving experts is won back, at the plan's own pace"
             after = break_even(verdict.break_even_steps, verdict.unit) if paid else "never"
             st.metric("Pays back after", after, help=help)
-        st.metric("Memory of replicas", units.size(verdict.memory_bytes), help="on all GPUs")
+        if verdict.memory_bytes:
+            st.metric("Memory of replicas", units.size(verdict.memory_bytes), help="on all GPUs")
         kept = verdict.persistence
         help = "part of what a plan made for the held-out recordings would gain there that this plan keeps"
         st.metric("Persistence", "unknown" if kept is None else units.share(kept), help=help)

@@ -15,8 +15,8 @@ from app.what_if.live import outlooks_of, plan_to_study, run_button
 from app.what_if.prices import Prices
 from app.what_if.sizing import open_made
 from engine import units
-from engine.cluster import Node
-from engine.compare.capacity import CapacityPoint, grown, ladder, most_gpus, parts_of, smallest, why_slower
+from engine.cluster import Cluster, Node
+from engine.compare.capacity import CapacityPoint, grown, hardware, ladder, most_gpus, parts_of, smallest, why_slower
 from engine.errors import InputError
 from engine.goal import Goal
 from engine.jobs.studies import CapacityAnswer
@@ -25,6 +25,9 @@ from engine.problem import Problem
 from engine.store.problems import problem_arguments
 from engine.systems import SYSTEMS, systems_for
 from engine.workload import RoutingTrace, TrafficMatrix
+
+LEAST_TARGET, MOST_TARGET = 1e-3, 1e9
+"""Milliseconds."""
 
 
 def capacity(problem: Problem, priced: Prices) -> None:
@@ -48,23 +51,26 @@ def _form(problem: Problem, plan: Plan, takes: str, now: float) -> str:
     now: that time in seconds
     """
     parts, systems = parts_of(problem.cluster), systems_for(problem)
+    faults: list[str] = []
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        target = kept.number_input(
+        target = kept.limited(
+            faults,
             "Target, ms",
-            0.0,
-            None,
+            LEAST_TARGET,
+            MOST_TARGET,
             float(f"{0.8e3 * now:.3g}"),
             format="%g",
             width=130,
             key=f"what-if-target-{plan.id[:8]}",
             help=f"Time of one pass through all MoE layers. {takes}",
         )
-        part = kept.selectbox("Built from", list(parts), len(parts) - 1, width=300, key="what-if-part")
+        help = "Every size is a cluster of so many of these, and of nothing else."
+        part = kept.selectbox("Grows by", list(parts), len(parts) - 1, width=300, key="what-if-part", help=help)
         own = sum(len(node.gpus) for node in parts[part])
         usual = ", ".join(str(count * own) for count in ladder(problem.cluster, parts[part]))
         text = kept.text_input("Sizes, GPUs", usual, width=300, key=f"what-if-sizes-{own}-{len(problem.cluster.gpus)}")
         system = kept.selectbox("System", list(systems), 0, lambda name: systems[name].title, width=210, key="what-if-system")
-        limit = kept.number_input("Time per plan, s", 0.1, 600.0, 5.0, width=140, key="what-if-capacity-limit")
+        limit = kept.limited(faults, "Time per plan, s", 0.1, 600.0, 5.0, width=140, key="what-if-capacity-limit")
         spare = problem.goal is Goal.INFERENCE and kept.checkbox(
             "Spare slots too",
             True,
@@ -72,12 +78,12 @@ def _form(problem: Problem, plan: Plan, takes: str, now: float) -> str:
             help="Also tries copies of popular experts: in slots that would stay empty, and in one more on every GPU. Three "
             "plans for each size instead of one.",
         )
-        sizes, complaint = [], ""
+        sizes = []
         try:
             sizes = sizes_of(text, own, most_gpus(problem.cluster))
         except InputError as error:
-            complaint = str(error)
-        if run_button("Find the number of GPUs", "capacity", bool(target and sizes)):
+            faults.append(str(error))
+        if run_button("Find the number of GPUs", "capacity", not faults):
             options = {"time_limit": limit} if "time_limit" in systems[system].options.model_fields else {}
             arguments = {
                 "part": [node.model_dump(mode="json") for node in parts[part]],
@@ -89,8 +95,9 @@ def _form(problem: Problem, plan: Plan, takes: str, now: float) -> str:
                 "spare": spare,
             }
             studies.start_and_rerun("capacity", problem, arguments)
-    if complaint:
-        st.error(tables.sentence(complaint), icon=":material/error:")
+    st.caption(plain(grows(problem.cluster, parts[part])))
+    for fault in faults:
+        st.error(tables.sentence(fault), icon=":material/error:")
     trace, most = problem.workload, max(sizes, default=0) * own
     if isinstance(trace, RoutingTrace) and trace.sources < most:
         kind = "source ranks" if trace.source_rank is not None else "sequences" if trace.sequence is not None else "tokens"
@@ -99,6 +106,18 @@ def _form(problem: Problem, plan: Plan, takes: str, now: float) -> str:
             "tokens, which makes such sizes look worse than they are under full load."
         )
     return part
+
+
+def grows(cluster: Cluster, part: Sequence[Node]) -> str:
+    """Sentences on the clusters that are tried: their parts, and the nodes of the open cluster that are in none of them."""
+    kinds = {(node.gpus, node.link_bandwidth, node.link_latency): node for node in cluster.nodes}
+    for node in part:
+        kinds.pop((node.gpus, node.link_bandwidth, node.link_latency), None)
+    nodes = "a node" if len(part) == 1 else f"{len(part)} nodes"
+    said = f"Every size is so many times {nodes} of {hardware(part)}, as in {cluster.name}"
+    if not kinds:
+        return f"{said}."
+    return f"{said}; {units.in_a_row([hardware([node]) for node in kinds.values()])} of the open cluster are in none of them."
 
 
 def sizes_of(text: str, own: int, most: int) -> list[int]:
@@ -145,7 +164,7 @@ def _show(problem: Problem, chosen: str, priced: Prices, answer: CapacityAnswer,
     key = f"capacity-table-{job}-{len(points)}"
     picked = st.session_state.get(key, {}).get("selection", {}).get("rows", [])
     tables.show(
-        as_text(points, target, price, priced.currency),
+        as_text(points, nodes, target, price, priced.currency),
         key=key,
         hide_index=True,
         on_select="rerun",
@@ -249,7 +268,9 @@ BOUNDS = {"order": "Bound for this placement", "placement and order": "Bound for
 without replicas and with equal slots per GPU."""
 
 
-def as_text(points: list[CapacityPoint], target: float, price: float | None = None, currency: str = "") -> pd.DataFrame:
+def as_text(
+    points: list[CapacityPoint], part: Sequence[Node], target: float, price: float | None = None, currency: str = ""
+) -> pd.DataFrame:
     """The sizes tried, as text with units. price: of a part for an hour"""
     factor, unit = units.scale_of(max([target, *(point.total or 0.0 for point in points)]), units.TIME)
 
@@ -258,6 +279,7 @@ def as_text(points: list[CapacityPoint], target: float, price: float | None = No
 
     columns = {
         "GPUs": [str(point.gpus) for point in points],
+        "Cluster": [hardware(part, point.parts) for point in points],
         f"Time, {unit}": figures(point.total for point in points),
         **{f"{title}, {unit}": figures(bounds) for title, bounds in _bounds(points).items()},
         **({} if price is None else {"Cost per hour": [f"{currency}{units.digits(price * point.parts)}" for point in points]}),
@@ -298,7 +320,7 @@ def _bounds(points: list[CapacityPoint]) -> dict[str, list[float | None]]:
     return {
         title: [point.bound if point.scope == scope else None for point in points]
         for scope, title in BOUNDS.items()
-        if any(point.scope == scope for point in points)
+        if any(point.scope == scope and point.bound is not None for point in points)
     }
 
 

@@ -7,6 +7,7 @@ import streamlit as st
 
 from app import cached, kept, state, studies, tables, widgets
 from app.charts import sizing as charts
+from app.optimise import serving_form
 from app.tables import plain
 from app.what_if import prices
 from app.what_if.live import run_button
@@ -21,6 +22,7 @@ from engine.store.problems import as_json
 
 KIND = "deployments"
 MOST_TOKENS, MOST_GPUS, MOST_TYPES = 10_000_000, 4096, 12
+LENGTHS = "begins with those of the open serving step, or of the open recording's name; else a chat's, 2,000 in and 1,000 out"
 GOALS = (
     *("50 tokens/s a user", "20 ms a token", "first token in 2 s", "5000 tokens/s in all", "200 users at once"),
     "at most $40 an hour",
@@ -30,12 +32,17 @@ GOALS = (
 
 def deployments(model: MoEModel) -> None:
     """Ask for a demand, a goal and prices, and show the cheapest deployments."""
-    beside = cached.beside_experts(model)
+    beside, faults = cached.beside_experts(model), list[str]()
     with st.container(horizontal=True, vertical_alignment="bottom"):
         target = kept.text_input("Goal", "50 tokens/s a user", key="deployment-target", width=420)
-        prompt = kept.number_input("Tokens in", 1, MOST_TOKENS, 1000, key="deployment-prompt", width=130)
-        output = kept.number_input("Tokens out", 1, MOST_TOKENS, 1000, key="deployment-output", width=130)
-        most = kept.number_input("GPUs at most", 1, MOST_GPUS, 64, key="deployment-most", width=130)
+        step = serving_form.open_step()
+        sizes = (("Tokens in", "prompt", step.context), ("Tokens out", "output", step.output))
+        prompt, output = (
+            # Other lengths of what is open are another field, in which nothing has been typed yet.
+            kept.limited(faults, label, 1, MOST_TOKENS, own, key=f"deployment-{name}-{own}", width=130, help=LENGTHS)
+            for label, name, own in sizes
+        )
+        most = kept.limited(faults, "GPUs at most", 1, MOST_GPUS, 64, key="deployment-most", width=130)
     understood = st.empty()
     priced = prices.table()
     checkpoint = _checkpoint(model)
@@ -72,7 +79,7 @@ def deployments(model: MoEModel) -> None:
         except InputError as error:
             st.error(tables.sentence(str(error)), icon=":material/error:")
     try:
-        _check(priced, formats)
+        _check(priced, formats, faults)
         DeploymentsAsk.from_dict(asked, "the question")
     except InputError as error:
         ready = False
@@ -88,8 +95,10 @@ def deployments(model: MoEModel) -> None:
     studies.watch(KIND, _show, f"Press Compare: it tries every division of {plain(model.name)} on the ticked GPU types.")
 
 
-def _check(priced: prices.Prices, formats: Sequence[str]) -> None:
-    """Raises InputError for a table, or formats, that cannot be asked about."""
+def _check(priced: prices.Prices, formats: Sequence[str], faults: Sequence[str]) -> None:
+    """Raises InputError for numbers, a table, or formats, that cannot be asked about."""
+    if faults:
+        raise InputError("; ".join(faults))
     if not priced.ticked:
         raise InputError("tick at least one GPU type to compare")
     if priced.lacking:

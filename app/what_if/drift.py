@@ -5,7 +5,7 @@ import streamlit as st
 
 from app import kept, studies, widgets
 from app.charts import what_if_studies as charts
-from app.tables import plain
+from app.tables import plain, sentence
 from app.what_if.live import run_button
 from engine import units
 from engine.compare.drift import FEWEST_WINDOWS, MOST_WINDOWS, PASSES
@@ -29,6 +29,7 @@ def drift(problem: Problem) -> None:
         st.info("Drift is studied for one model: close the second one.", icon=":material/info:")
         return
     names, systems = widgets.fitting_recordings(problem), systems_for(problem)
+    faults: list[str] = []
     with st.container(horizontal=True, vertical_alignment="bottom"):
         several = len(names) >= FEWEST_WINDOWS
         ways = [RECORDINGS, PARTS] if several else [PARTS]
@@ -38,16 +39,18 @@ def drift(problem: Problem) -> None:
             parts = None
         else:
             chosen = [problem.workload.digest]
-            parts = kept.number_input("Windows", FEWEST_WINDOWS, MOST_WINDOWS, USUAL_PARTS, width=110, key="drift-parts")
+            parts = kept.limited(faults, "Windows", FEWEST_WINDOWS, MOST_WINDOWS, USUAL_PARTS, width=110, key="drift-parts")
         system = kept.selectbox("System", list(systems), 0, lambda name: systems[name].title, width=210, key="drift-system")
-        limit = kept.number_input("Time per plan, s", 0.1, 600.0, 2.0, width=140, key="drift-limit")
+        limit = kept.limited(faults, "Time per plan, s", 0.1, 600.0, 2.0, width=140, key="drift-limit")
         help = "of a window, between two moves; SGLang balances anew after 1,000"
-        passes = kept.number_input("Passes", 1, 10**9, PASSES, width=130, key="drift-passes", help=help)
+        passes = kept.limited(faults, "Passes", 1, 10**9, PASSES, width=130, key="drift-passes", help=help)
         ready = not isinstance(problem.workload, TrafficMatrix) and (parts is not None or len(chosen) >= FEWEST_WINDOWS)
-        if run_button("Find the best policy", "drift", ready):
+        if run_button("Find the best policy", "drift", ready and not faults):
             options = {"time_limit": limit} if "time_limit" in systems[system].options.model_fields else {}
             asked = {"recordings": chosen, "parts": parts, "system": system, "options": options, "passes": passes}
             studies.start_and_rerun("drift", problem, asked)
+    for fault in faults:
+        st.error(sentence(fault), icon=":material/error:")
     studies.watch_for_problem("drift", problem, {}, _show, "Nothing run yet. Every window gets up to five plans.")
 
 

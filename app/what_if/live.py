@@ -10,6 +10,7 @@ import streamlit as st
 from app import cached, failing, kept, simulations, state, studies, verdict_line, widgets
 from app.charts import what_if as charts
 from app.optimise import serving_page
+from app.optimise.table import scope_of
 from app.tables import plain
 from engine import units
 from engine.compare.sensitivity import USUAL_VALUES, system_for
@@ -250,7 +251,8 @@ def _show(problem: Problem, plans: dict[str, Plan | None], change: Change, is_op
     again = plans["replanned"]
     if again is not None and again.id in after:
         cases.append(charts.Case("Replanned", None, after[again.id]))
-    widgets.chart(charts.totals(cases, change.in_words, st.context.theme.type == "dark"), "what-if-totals")
+    scope = scope_of(shown[:1], None, problem)
+    widgets.chart(charts.totals(cases, change.in_words, st.context.theme.type == "dark", scope), "what-if-totals")
     serving = forecast_serving(problem)
     overlaps = problem.goal is not Goal.INFERENCE or (serving is not None and serving.step.overlap == "two-batch")
     by_gpu = len(cases[0].shown.resources) > 1  # GPUs of a step that do the same are one

@@ -11,6 +11,7 @@ import streamlit as st
 
 from app import cached, kept, state, studies, tables, widgets
 from app.charts import sizing as charts
+from app.optimise import serving_form
 from app.tables import plain
 from app.what_if.live import outlooks_of, plan_to_study, run_button
 from app.what_if.prices import Prices
@@ -23,6 +24,7 @@ from engine.jobs.runner import State
 from engine.jobs.tasks import Excluded, SizeAnswer, SizeAsk, SizedPoint, SizedRow
 from engine.plan import Plan
 from engine.problem import Problem
+from engine.serving.sizes import of_lengths
 from engine.sizing.inputs import EXAMPLES, Catalogue, Counted, Target, in_words, read_target
 from engine.sizing.search import proven
 from engine.store.problems import as_json, problem_arguments
@@ -83,7 +85,8 @@ def _form(problem: Problem, names: dict[str, str], priced: Prices) -> None:
         help = (
             "Every further one takes a fifth less time than the last one found. 1: the cheapest, for a price alone the fastest."
         )
-        front = kept.number_input("Clusters", 1, MOST_FRONT, FRONT, width=120, key="size-front", help=help)
+        faults: list[str] = []
+        front = kept.limited(faults, "Clusters", 1, MOST_FRONT, FRONT, width=120, key="size-front", help=help)
         chosen = list(names)
         if len(names) > 1 or problem.workload.digest not in names:
             usual = [digest for digest in (problem.workload.digest, *state.others()) if digest in names]
@@ -95,6 +98,8 @@ def _form(problem: Problem, names: dict[str, str], priced: Prices) -> None:
     offers = _table(problem.cluster, own, priced)
     wanted: dict[str, Any] = {}
     try:
+        if faults:
+            raise InputError(faults[0])
         wanted = _question(problem, target, int(front), chosen, _catalogue(offers, own, priced.currency))
     except InputError as error:
         st.error(tables.sentence(str(error)), icon=":material/error:")
@@ -237,6 +242,8 @@ def _question(
         step = step.model_copy(update={"sequences": sequences})
     if step is not None or wanted.sequences or wanted.phase == "prefill":
         config = cached.beside_experts(problem.model).config
+        if step is None and config is not None and (wanted.sequences or wanted.phase == "prefill"):
+            step = of_lengths(serving_form.open_step(), wanted.phase)
     arguments = {
         "recordings": list(recordings),
         "catalogue": None if catalogue is None else as_json(catalogue),

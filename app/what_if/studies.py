@@ -7,7 +7,7 @@ import streamlit as st
 
 from app import failing, kept, state, studies, widgets
 from app.charts import what_if_studies
-from app.tables import plain
+from app.tables import plain, sentence
 from app.what_if.drift import drift
 from app.what_if.live import contention, others_of, plan_to_study, run_button, sliders_of
 from app.what_if.sweeps import synthetic_panel
@@ -118,11 +118,14 @@ def sensitivity(problem: Problem) -> None:
     if plan is None:
         st.caption("Open a plan first.")
         return
+    faults: list[str] = []
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        percent = kept.number_input("By, %", 1, 90, 25, width=110, key="what-if-share")
+        percent = kept.limited(faults, "By, %", 1, 90, 25, width=110, key="what-if-share")
         wanted = {"plan": plan.model_dump(mode="json", exclude_none=True)}
-        if run_button("Run the sensitivity study", "sensitivity"):
+        if run_button("Run the sensitivity study", "sensitivity", not faults):
             studies.start_and_rerun("sensitivity", problem, wanted | {"share": percent / 100})
+    for fault in faults:
+        st.error(sentence(fault), icon=":material/error:")
 
     def show(answer: SensitivityAnswer, complete: bool) -> None:
         points = answer.points
@@ -142,28 +145,29 @@ def imprecision(problem: Problem) -> None:
         "Aurora's Q4 (§8.2): plans are made on the traffic as recorded and timed on a mixture of it with noise. Noise is what "
         "other layers of this recording do, or the layer's own traffic with its experts shuffled."
     )
-    several = problem.workload.layers > 1
+    several, faults = problem.workload.layers > 1, list[str]()
     with st.container(horizontal=True, vertical_alignment="bottom"):
         text = kept.text_input("Noise, %", ", ".join(f"{100 * level:g}" for level in LEVELS), width=230, key="what-if-levels")
-        seeds = kept.number_input("Draws per noise level", 1, MOST_SEEDS, 3, width=130, key="what-if-seeds")
+        seeds = kept.limited(faults, "Draws per noise level", 1, MOST_SEEDS, 3, width=130, key="what-if-seeds")
         noise = kept.selectbox(
             "Noise is", list(NOISES)[0 if several else 1 :], format_func=NOISES.get, width=330, key="what-if-noise-kind"
         )
-        limit = kept.number_input(
-            "Time per plan, s", 0.1, 600.0, 5.0, width=140, key="what-if-limit", help="time limit of Aurora's placement"
+        limit = kept.limited(
+            faults, "Time per plan, s", 0.1, 600.0, 5.0, width=140, key="what-if-limit", help="time limit of Aurora's placement"
         )
         try:
             levels = levels_of(text)
         except InputError as error:
-            levels, complaint = None, str(error)
-        if run_button("Run the imprecision study", "imprecision", levels is not None):
+            levels = None
+            faults.append(str(error))
+        if run_button("Run the imprecision study", "imprecision", not faults):
             studies.start_and_rerun(
                 "imprecision",
                 problem,
                 {"levels": levels, "seeds": seeds, "noise": noise, "options": {"aurora": {"time_limit": limit}}},
             )
-    if levels is None:
-        st.error(plain(complaint), icon=":material/error:")
+    for fault in faults:
+        st.error(sentence(fault), icon=":material/error:")
 
     def show(answer: ImprecisionAnswer, complete: bool) -> None:
         points = answer.points

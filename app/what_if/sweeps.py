@@ -10,7 +10,7 @@ import streamlit as st
 
 from app import failing, kept, state, studies, tables, widgets
 from app.charts import sweep as charts
-from app.tables import plain
+from app.tables import plain, sentence
 from engine import units
 from engine.compare.imbalance import MOST_STEPS, PRESETS, USUAL_STEPS, ImbalanceRecipe, load_of_steps
 from engine.compare.sweep import (
@@ -287,18 +287,24 @@ def _recipe() -> Recipe | ImbalanceRecipe:
         help = "0 %: layers are independent; 100 %: the first layer decides all others"
         affinity = kept.slider("Affinity", 0, 100, 50, step=5, format="%d %%", key="synthetic-affinity", help=help)
         return Recipe(tokens, skew, affinity / 100, _seed())
-    steps = USUAL_STEPS
+    steps, faults = USUAL_STEPS, list[str]()
     if PRESETS[kind].by_step:
         help = (
             "equal parts of the tokens, in order; in twelve of them a hotspot of a quarter of the experts goes once "
             "round, with three bursts"
         )
-        steps = kept.number_input("Steps", 1, MOST_STEPS, USUAL_STEPS, key="synthetic-steps", help=help)
+        steps = kept.limited(faults, "Steps", 1, MOST_STEPS, USUAL_STEPS, key="synthetic-steps", help=help)
+        for fault in faults:
+            st.error(sentence(f"{fault}; {USUAL_STEPS} are drawn"), icon=":material/error:")
     return ImbalanceRecipe(kind, tokens, int(steps), _seed())
 
 
 def _seed() -> int:
-    return int(kept.number_input("Seed", 0, 2**31 - 1, 0, key="synthetic-seed"))
+    faults: list[str] = []
+    seed = kept.limited(faults, "Seed", 0, 2**31 - 1, 0, key="synthetic-seed")
+    for fault in faults:
+        st.error(sentence(f"{fault}; 0 is drawn"), icon=":material/error:")
+    return int(seed)
 
 
 @st.cache_resource(max_entries=16, show_spinner="Drawing tokens")

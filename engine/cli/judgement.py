@@ -21,6 +21,7 @@ from engine.formats.packaged import is_packaged, packaged_config
 from engine.model import MoEModel
 from engine.problem import Problem, make_problem
 from engine.reproduce.measured_steps import training_steps
+from engine.result import NOT_BOUNDED
 from engine.serving.aiconfigurator import choose_operators_of
 from engine.serving.step import ServingStep
 from engine.simulate.serving import serve_as_measured
@@ -181,7 +182,7 @@ def _steps_as_text(content: dict[str, Any]) -> str:
         "tokens/s/GPU": lambda row: digits(row["tokens_per_second_per_gpu"]),
         "MoE": lambda row: seconds(row["moe_seconds"]),
         "hidden": lambda row: seconds(row["hidden_seconds"]),
-        "above bound": lambda row: share(row["step_seconds"] / row["bound_seconds"] - 1),
+        "above bound": lambda row: NOT_BOUNDED if row["unbounded"] else share(row["step_seconds"] / row["bound_seconds"] - 1),
         "memory": lambda row: size(row["memory"]["total"]),
         "gain": lambda row: f"{row['gain']:+.1%}",
     }

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.errors import InputError
 from engine.files import write_atomically
+from engine.result import NOT_BOUNDED
 from engine.schema import json_text
 
 if TYPE_CHECKING:
@@ -105,6 +106,11 @@ def columns(rows: Iterable[dict[str, Any]], cells: dict[str, str | Callable[[dic
 def gap(gap: float | None) -> str:
     """A gap as a share; a bound of 0 has none."""
     return "—" if gap is None else share(gap)
+
+
+def order_gap(figures: dict[str, Any]) -> str:
+    """The gap above the bound on orders as a share, or that there is none."""
+    return NOT_BOUNDED if figures["unbounded"] else gap(figures["order_gap"])
 
 
 def overload(figures: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from engine import parallel
 from engine.cli.inputs import new_problem, split_setting
 from engine.cli.judgement import read_serving
-from engine.cli.output import OVERLOAD, answer, columns, gap, overload, progress, stopped_by_signals, write
+from engine.cli.output import OVERLOAD, answer, columns, gap, order_gap, overload, progress, stopped_by_signals, write
 from engine.compare.baseline import baseline_of
 from engine.compare.comparison import Choice, Comparison
 from engine.compare.sensitivity import describe_graph, operators_of
@@ -125,13 +125,13 @@ def _plans_as_text(answer: dict[str, Any]) -> str:
     cells = {
         "plan": "name",
         "time": lambda plan: seconds(plan["metrics"]["total"]),
-        "bound": lambda plan: seconds(plan["metrics"]["bound"]),
+        "bound": lambda plan: "—" if plan["metrics"]["bound"] is None else seconds(plan["metrics"]["bound"]),
         "gap": lambda plan: gap(plan["metrics"]["gap"]),
     }
     if answer["plans"][0]["metrics"]["decomposition"] is None:
         explained = OVERLOAD
         cells |= {
-            "order gap": lambda plan: gap(plan["metrics"]["order_gap"]),
+            "order gap": lambda plan: order_gap(plan["metrics"]),
             "balanced": lambda plan: f"{plan['metrics']['balancedness']:.3f}",
             "overload": lambda plan: overload(plan["metrics"]),
             "kept local": lambda plan: share(plan["metrics"]["kept_local"]),

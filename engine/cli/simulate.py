@@ -4,8 +4,9 @@ import argparse
 from typing import Any
 
 from engine.cli.inputs import plans_and_problem
-from engine.cli.output import OVERLOAD, answer, columns, gap, overload, progress, stopped_by_signals, write
+from engine.cli.output import OVERLOAD, answer, columns, gap, order_gap, overload, progress, stopped_by_signals, write
 from engine.compare.figures import metrics, speedup
+from engine.result import not_bounded
 from engine.schema import json_text
 from engine.simulate import loads_of, simulate
 from engine.timeline import over_layers
@@ -66,7 +67,10 @@ def _simulation_as_text(answer: dict[str, Any]) -> str:
     if figures["decomposition"] is not None:
         return "\n".join([*lines, *_step_figures(figures), *last])
     lines.append(f"  {answer['how_simulated']}")
-    lines.append(f"  no order of sends is below {seconds(figures['order_bound'])} ({gap(figures['order_gap'])} away)")
+    if figures["unbounded"]:
+        lines.append(f"  order of sends {not_bounded(figures['unbounded'])}")
+    else:
+        lines.append(f"  no order of sends is below {seconds(figures['order_bound'])} ({gap(figures['order_gap'])} away)")
     if figures["bound"] is not None and answer["bound_covers"] != "order":
         lines.append(
             "  its optimiser claims, which is not computed again here: no placement with as many slots per GPU and no "
@@ -98,7 +102,7 @@ def _comparison_as_text(answer: dict[str, Any]) -> str:
         "order": "order",
         "time": lambda plan: seconds(plan["metrics"]["total"]),
         "speed": lambda plan: ratio(plan["speedup"]),
-        "order gap": lambda plan: gap(plan["metrics"]["order_gap"]),
+        "order gap": lambda plan: order_gap(plan["metrics"]),
         "balanced": lambda plan: f"{plan['metrics']['balancedness']:.3f}",
         "overload": lambda plan: overload(plan["metrics"]),
         "kept local": lambda plan: share(plan["metrics"]["kept_local"]),

@@ -19,7 +19,7 @@ from engine.errors import InputError
 from engine.formats.writers import write_recording
 from engine.model import MoEModel
 from engine.serving.deployment import Deployment
-from engine.serving.sizes import TransformerSizes
+from engine.serving.sizes import TransformerSizes, named_serving, of_lengths
 from engine.serving.step import ServingStep
 from engine.sizing.deployments import LeftOut
 from engine.sizing.inputs import Catalogue, Need, counted, in_words, read_target
@@ -44,6 +44,8 @@ def run_size(options: argparse.Namespace) -> int:
     step = formats.read_document(ServingStep, options.serving) if options.serving else None
     if options.config:
         config_of(options, model)
+        if step is None and (target.sequences or target.phase == "prefill"):
+            step = of_lengths(named_serving(recordings[0].name, target.phase), target.phase)
     of = counted(target, model, step, partial(config_of, options, model), options.operators)
     unit, notes = of.unit, of.notes
     need = Need(of.recordings(recordings, model), model, catalogue, cost, read_travel(options), of.served)

@@ -44,7 +44,7 @@ from engine.jobs.studies import SweepWanted
 from engine.jobs.tasks import ProblemAsk
 from engine.plan import Plan
 from engine.problem import Problem, make_problem
-from engine.result import Stop
+from engine.result import NOT_BOUNDED, Stop
 from engine.store.problems import as_json, problem_arguments, save_recordings
 from engine.systems import SYSTEMS, systems_for
 from engine.systems.base import Report
@@ -341,7 +341,7 @@ FRONT = {
 REPLAN = {
     "plan": lambda row: row["plan"]["name"],
     "after the change": lambda row: seconds(row["point"]["seconds"]),
-    "bound": lambda row: seconds(row["point"]["bound"]),
+    "bound": lambda row: seconds(row["point"]["bound"]) if row["point"]["bound"] else NOT_BOUNDED,
     "now": lambda row: seconds(row["plan"]["claim"]["objective"]),
 }
 LINA = {

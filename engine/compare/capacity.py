@@ -29,7 +29,8 @@ LADDER = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
 class CapacityPoint:
     """A cluster of `parts` equal parts with `gpus` GPUs.
 
-    total: seconds of its plan; bound: seconds below which no plan of `scope` is (see `Claim`); None: nothing can be planned
+    total: seconds of its plan; None: nothing can be planned
+    bound: seconds below which no plan of `scope` is (see `Claim`); None: nothing is proven
     refused: why nothing can be planned
     seconds: of the total, by kind of work; of two models by `Timeline.decomposition`
     most, mean: experts of a layer on the fullest GPU, copies too, and on a GPU in the mean
@@ -60,7 +61,7 @@ class CapacityPoint:
         whatever order bytes move; or that its experts do not fit."""
         if self.total is None:
             return True
-        return self.scope == "placement and order" and self.bound > target
+        return self.scope == "placement and order" and self.bound is not None and self.bound > target
 
 
 def parts_of(cluster: Cluster) -> dict[str, tuple[Node, ...]]:
@@ -224,7 +225,7 @@ def _point(problem: Problem, count: int, outcome: Outcome) -> CapacityPoint:
         count,
         len(problem.cluster.gpus),
         claim.objective,
-        claim.bound,
+        claim.bound or None,
         claim.scope,
         seconds={kind: value for kind, value in spent.items() if value > 0},
         most=int(slots.max()),

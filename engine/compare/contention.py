@@ -52,9 +52,11 @@ class ContentionPoint:
 
 def ordered(plan: Plan, problem: Problem, stop: Stop = never) -> dict[str, Plan]:
     """The plan with an order of each mode, by mode; relays only where GPUs of a node can relay, and one model has the GPUs.
-    Raises InputError for a training step, and StoppedError once `stop` answers True."""
+    Raises InputError for a training step and for exchanges of a measured table, and StoppedError once `stop` answers True."""
     if problem.goal is Goal.TRAINING:
         raise InputError("orders of sends are of inference; a training step's collectives go one after another")
+    if reason := problem.network.unbounded:
+        raise InputError(f"{reason}; choose network costs that simulate sends")
     problem.check_plan(plan)
     relays = not problem.network.direct and problem.goal is Goal.INFERENCE
     works = dict(zip(("send_order", "send_order_b"), works_of(plan, problem), strict=False))

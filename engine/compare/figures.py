@@ -17,8 +17,8 @@ from engine.placement.migration import break_even, moved, transfers
 from engine.plan import Placement, Plan
 from engine.problem import Problem
 from engine.provenance import SCORED_ON, has_inputs_of
-from engine.result import Status, relative_gap
-from engine.simulate import bound_of_plan, loads_of, simulate
+from engine.result import Status, Unbounded, not_bounded, relative_gap
+from engine.simulate import bound_of_plan, loads_of, simulate, unbounded
 from engine.simulate.training.pricing import Routing, route
 from engine.simulate.training.step import step_state_bytes
 from engine.simulate.work import Load
@@ -30,7 +30,8 @@ from engine.units import seconds, share
 class Metrics:
     """Figures of a plan: times in seconds, `memory` in bytes, the rest shares.
 
-    order_bound: no send order, in a training step no schedule, can bring the plan's placement below it
+    order_bound: no send order, in a training step no schedule, can bring the plan's placement below it; None: nothing is
+        proven of orders, and `unbounded` says why
     bound: claimed by the optimiser over the placements that it chose from, and not proven again, as a file may say anything;
         None: the plan makes no claim, or takes less itself
     balance: of the token copies that every GPU takes in a layer; of two models the layers of both
@@ -44,8 +45,8 @@ class Metrics:
     """
 
     total: float
-    order_bound: float
-    order_gap: float
+    order_bound: float | None
+    order_gap: float | None
     bound: float | None
     gap: float | None
     utilisation: float
@@ -61,6 +62,7 @@ class Metrics:
     latest: float | None = None
     rows: float | None = None
     events: int | None = None
+    unbounded: Unbounded | None = None
 
     @property
     def balancedness(self) -> float:
@@ -78,11 +80,11 @@ class Metrics:
         """The figures that `to_dict` described."""
         known = {field.name: data[field.name] for field in fields(cls)}
         total, order_bound, bound = (data[name] for name in ("total", "order_bound", "bound"))
-        gap = None if bound is None else relative_gap(total, bound)
+        gap = _gap(total, bound)
         said = data["balance"]
         mean, dense = said.get("mean_load_of_layer", ()), said.get("dense_layers", 0)
         balance = Balance(tuple(said["overload_factor_of_layer"]), tuple(mean), dense)
-        return cls(**known | {"gap": gap, "order_gap": relative_gap(total, order_bound), "balance": balance})
+        return cls(**known | {"gap": gap, "order_gap": _gap(total, order_bound), "balance": balance})
 
     @property
     def how_simulated(self) -> str:
@@ -92,7 +94,13 @@ class Metrics:
         words = "simulated with sends that end at nearly the same moment as one event"
         if self.latest is None:
             return words
+        if self.order_bound is None:
+            return f"{words}; an exact total is proven to be at most {seconds(self.latest)}"
         return f"{words}; an exact total is proven to lie between {seconds(self.order_bound)} and {seconds(self.latest)}"
+
+
+def _gap(seconds: float, bound: float | None) -> float | None:
+    return None if bound is None else relative_gap(seconds, bound)
 
 
 def metrics(plan: Plan, problem: Problem, timeline: Timeline | None = None, loads: tuple[Load, ...] | None = None) -> Metrics:
@@ -115,7 +123,7 @@ def metrics(plan: Plan, problem: Problem, timeline: Timeline | None = None, load
         rows += float(load.work.dispatch.sum(axis=0)[away].sum()) / load.travel.row_bytes(load.problem.model)[0]
         tokens += float(load.problem.tokens_of_rank.sum())
     return Metrics(
-        **_of_any(plan, problem, timeline, bound_of_plan(plan, problem, loads=loads), dispatch),
+        **_of_any(plan, problem, timeline, loads, dispatch),
         exposed_communication=timeline.exposed_communication(),
         overlap=timeline.overlap,
         balance=Balance.of(dispatch.sum(axis=1), len(problem.model.dense_layers)),
@@ -128,16 +136,25 @@ def metrics(plan: Plan, problem: Problem, timeline: Timeline | None = None, load
     )
 
 
-def _of_any(plan: Plan, problem: Problem, timeline: Timeline, order_bound: float, traffic: np.ndarray) -> dict[str, Any]:
-    """The figures that inference and training have alike. traffic: float64[layer, src, dst] of every copy of a token"""
+def _of_any(
+    plan: Plan, problem: Problem, timeline: Timeline, loads: tuple[Load, ...] | None, traffic: np.ndarray
+) -> dict[str, Any]:
+    """The figures that inference and training have alike.
+
+    loads: of inference, see `metrics`
+    traffic: float64[layer, src, dst] of every copy of a token
+    """
+    why = unbounded(plan, problem)
+    order_bound = None if why else bound_of_plan(plan, problem, loads=loads)
     everything, stays = traffic.sum(), np.trace(traffic, axis1=1, axis2=2).sum()
     bound = _own_bound(plan, problem, timeline.total)
     return {
         "total": timeline.total,
         "order_bound": order_bound,
-        "order_gap": relative_gap(timeline.total, order_bound),
+        "order_gap": _gap(timeline.total, order_bound),
+        "unbounded": why,
         "bound": bound,
-        "gap": relative_gap(timeline.total, bound) if bound is not None else None,
+        "gap": _gap(timeline.total, bound),
         "utilisation": timeline.utilisation,
         "kept_local": float(stays / everything) if everything else 1.0,
         "events": None if timeline.bundled else len(timeline.events),
@@ -180,7 +197,7 @@ def _of_step(plan: Plan, problem: Problem, timeline: Timeline) -> Metrics:
     routing, parts = _routing(plan, problem), timeline.decomposition()
     sent = parts["communication"] + parts["overlapped"]
     return Metrics(
-        **_of_any(plan, problem, timeline, bound_of_plan(plan, problem), routing.traffic),
+        **_of_any(plan, problem, timeline, None, routing.traffic),
         exposed_communication=parts["communication"],
         overlap=parts["overlapped"] / sent if sent else 0.0,
         balance=_balance_of_step(routing),
@@ -203,6 +220,8 @@ def _own_bound(plan: Plan, problem: Problem, total: float) -> float | None:
         return None
     if plan.travel is not None and plan.claim.scope == "placement and order":
         return None
+    if plan.claim.scope == "order" and unbounded(plan, problem):
+        return None
     return plan.claim.bound if plan.claim.bound <= total * (1 + CLAIM_ROUND_OFF) else None
 
 
@@ -210,7 +229,7 @@ CLAIM_ROUND_OFF = 1e-6
 """By which a bound may lie above the time of its own plan."""
 
 
-Proven = Literal["placement and order", "placement", "order", "schedule", "nothing"]
+Proven = Literal["placement and order", "placement", "order", "schedule", "no bound on order", "nothing"]
 SENTENCES: dict[Proven, str] = {
     "placement and order": "No other placement without replicas and with as many slots per GPU is faster in any order, "
     "{claimed}",
@@ -218,6 +237,7 @@ SENTENCES: dict[Proven, str] = {
     "{order_gap} above it",
     "order": "No order of sends makes this placement faster; another placement may be faster{open}",
     "schedule": "No schedule makes this placement faster; another placement may be faster",
+    "no bound on order": "Order is {unbounded}; another placement may be faster{open}",
     "nothing": "Not proven optimal: the plan is {order_gap} above the bound of its placement, and another placement may be "
     "faster{open}",
 }
@@ -232,21 +252,27 @@ class Proof:
     """The proof of a plan's time.
 
     proven: the choices of which no better one exists
-    order_gap: of the plan above the bound on any order of its sends, or any schedule
+    order_gap: of the plan above the bound on any order of its sends, or any schedule; None: `unbounded` says why there is none
     gap: above the bound on any placement, if its optimiser claims one, else None
     stopped: why the optimiser ended before it was done, else empty
     """
 
     proven: Proven
-    order_gap: float
+    order_gap: float | None
     gap: float | None
     stopped: str = ""
+    unbounded: Unbounded | None = None
+
+    @property
+    def is_near(self) -> bool:
+        """True if nothing is proven but for a very small gap of the order."""
+        return self.proven == "nothing" and self.order_gap is not None and self.order_gap <= NEARLY
 
     @property
     def in_words(self) -> str:
         """`order`, `order within 0.1 %`, or `nothing (stopped early)`, for a table."""
         proven: str = self.proven
-        if self.proven == "nothing" and self.order_gap <= NEARLY:
+        if self.is_near:
             proven = f"order within {share(NEARLY)}"
         return f"{proven} ({self.stopped})" if self.stopped else proven
 
@@ -254,7 +280,8 @@ class Proof:
     def sentence(self) -> str:
         """The proof, and the speed that a plan could still gain."""
         above = f": the plan is {share(self.gap)} above what no placement can beat, {CLAIMED}" if self.gap is not None else ""
-        text = SENTENCES[self.proven].format(claimed=CLAIMED, order_gap=share(self.order_gap), open=above)
+        gap, order = "" if self.order_gap is None else share(self.order_gap), self.unbounded and not_bounded(self.unbounded)
+        text = SENTENCES[self.proven].format(claimed=CLAIMED, order_gap=gap, open=above, unbounded=order)
         stopped = f" (its optimiser: {self.stopped})" if self.stopped else ""
         return f"{text}{stopped}."
 
@@ -271,16 +298,19 @@ def proof_of_plan(plan: Plan, figures: Metrics) -> Proof:
     training = figures.decomposition is not None
     gap = gap_over_placements(plan, figures)
     over_placements = None if gap is None else figures.bound
-    order = _meets(figures.total, figures.order_bound)
-    placement = over_placements is not None and _meets(figures.order_bound, over_placements)
+    least = figures.order_bound
+    order = least is not None and _meets(figures.total, least)
+    placement = over_placements is not None and least is not None and _meets(least, over_placements)
     if over_placements is not None and _meets(figures.total, over_placements):
         proven: Proven = "placement and order"
     elif order:
         proven = "schedule" if training else "order"
+    elif figures.unbounded:
+        proven = "no bound on order"
     else:
         proven = "placement" if placement else "nothing"
     stopped = "" if plan.claim is None or proven == "placement and order" else STOPPED.get(plan.claim.status, "")
-    return Proof(proven, figures.order_gap, gap, stopped)
+    return Proof(proven, figures.order_gap, gap, stopped, figures.unbounded)
 
 
 def _meets(seconds: float, bound: float) -> bool:

@@ -11,12 +11,15 @@ from engine.goal import Goal
 from engine.placement.migration import break_even
 from engine.plan import Plan
 from engine.problem import Problem
-from engine.result import relative_gap
+from engine.result import NOT_BOUNDED, Unbounded, not_bounded, relative_gap
 from engine.serving.figures import ServingFigures
 from engine.units import digits, seconds, share, signed, size
 
 Span = Literal["pass", "step", "token", "prompt"]
 """The span of the seconds: a pass through all MoE layers, a training step, a step of decode, one of prefill."""
+
+COVERS: dict[Span, str] = {"pass": "MoE layers", "step": "training step", "token": "decode step", "prompt": "prefill step"}
+"""The part of a model's work that the times and rates of a span are of."""
 
 ALIKE = 0.005
 """Relative difference of two simulated times that nobody would decide by."""
@@ -43,7 +46,7 @@ class Standing:
     plan, deployed: names; is_deployed: True if they are one
     seconds, deployed_seconds: simulated on the recording that is looked at
     tokens_per_second: of one GPU
-    bound: seconds that no order of the plan's sends can beat; bound_covers: sentences on that
+    bound: seconds that no order of the plan's sends can beat, None: there are none; bound_covers: sentences on that
     move: from the baseline, with the steps until it has paid; None: not counted
     risks: held out, worst first; None: there is something, but it was not scored
     placement_gap: see `gap_over_placements`
@@ -59,7 +62,7 @@ class Standing:
     seconds: float
     deployed_seconds: float
     tokens_per_second: float
-    bound: float
+    bound: float | None
     bound_covers: str
     move: Migration | None
     risks: tuple[Risk, ...] | None = ()
@@ -103,6 +106,11 @@ class Standing:
     def of_phase(self) -> str:
         """` of prefill`, where the step is another."""
         return f" of {self.other_phase}" if self.other_phase else ""
+
+    @property
+    def rate_name(self) -> str:
+        """The name of `tokens_per_second`, with its scope where that is not a whole step."""
+        return f"Tokens/s per GPU, {COVERS['pass']}" if self.span == "pass" else "Tokens/s per GPU"
 
     @property
     def tokens_in_all(self) -> float:
@@ -151,24 +159,27 @@ class Standing:
         """Time, rates and gain, and the cost of moving: a line each."""
         rates = [f"{digits(self.tokens_per_second)} tokens/s per GPU", f"{digits(self.tokens_in_all)} in all"]
         rates += [f"{digits(self.tokens_per_user)} per user"] if self.tokens_per_user else []
-        lines = [f"{seconds(self.seconds)} per {self.span}: {', '.join(rates)}", f"{self.gain_words} over {self.deployed}"]
+        scope = f", {COVERS['pass']}" if self.span == "pass" else ""
+        lines = [f"{seconds(self.seconds)} per {self.span}{scope}: {', '.join(rates)}"]
+        lines.append(f"{self.gain_words} over {self.deployed}")
         if self.move is not None and self.move.copies:
             lines.append(f"moves {size(self.move.bytes)} in {seconds(self.move.seconds)}, pays back {self.payback}")
         return lines
 
     @property
-    def gap(self) -> float:
-        """The gap of the plan above its bound, as a share of the bound."""
-        return relative_gap(self.seconds, self.bound)
+    def gap(self) -> float | None:
+        """The gap of the plan above its bound, as a share of the bound; None where it has none."""
+        return None if self.bound is None else relative_gap(self.seconds, self.bound)
 
     @property
     def above_bounds(self) -> tuple[str, str]:
         """The title of the plan's gaps, and the gaps, the most that is left to gain: above the bound of its own placement, and
         above that of any if its optimiser claims one: an order can be the best of a placement that is far from it."""
         kind = "schedule" if self.span == "step" else "order"
+        gap = NOT_BOUNDED if self.gap is None else share(self.gap)
         if self.placement_gap is None:
-            return f"Left to gain by {kind}", share(self.gap)
-        return f"Left to gain by {kind} · placement", f"{share(self.gap)} · {share(self.placement_gap)}"
+            return f"Left to gain by {kind}", gap
+        return f"Left to gain by {kind} · placement", f"{gap} · {share(self.placement_gap)}"
 
 
 def standing_of(
@@ -192,7 +203,7 @@ def standing_of(
     if isinstance(own, ServingFigures):
         span, total, base_total = ("token" if own.step.phase == "decode" else "prompt"), own.seconds, base.seconds
         rate, bound, gap = own.tokens_per_second, own.bound, None
-        covers = f"No order of sends brings this placement below {seconds(bound)}."
+        covers = order_bound_sentence(own.unbounded, bound)
     else:
         span, total, base_total = ("step" if problem.goal is Goal.TRAINING else "pass"), own.total, base.total
         rate, bound, gap = tokens_per_second(problem, total), own.order_bound, gap_over_placements(plan, own)
@@ -268,11 +279,18 @@ def tokens_per_second(problem: Problem, total: float) -> float:
     return tokens / gpus / total if total else 0.0
 
 
+def order_bound_sentence(unbounded: Unbounded | None, bound: float | None, what: str = "order of sends") -> str:
+    """The bound on any order of a plan's sends, or any schedule, in seconds; or why there is none."""
+    if unbounded:
+        return f"{not_bounded(unbounded).capitalize()}."
+    return f"No {what} brings this placement below {seconds(bound)}."
+
+
 def bound_sentence(plan: Plan, figures: Metrics) -> str:
     """The bound on any order of the plan's sends, or any schedule of a training step, which is computed here for every plan;
     and the bound over placements too, if its optimiser claims one for these inputs."""
     what = "schedule" if figures.decomposition is not None else "order of sends"
-    own = f"No {what} brings this placement below {seconds(figures.order_bound)}."
+    own = order_bound_sentence(figures.unbounded, figures.order_bound, what)
     if (gap := gap_over_placements(plan, figures)) is None:
         return own
     return (

@@ -17,7 +17,7 @@ from engine.plan import Plan
 from engine.problem import Problem
 from engine.schema import Amounts, Frozen
 from engine.serving.step import Operator, Operators, OperatorsOfTypes, OperatorSource, ServingStep
-from engine.simulate import bound_of_plan, loads_of, simulate
+from engine.simulate import bound_of_plan, loads_of, simulate, unbounded
 from engine.simulate.inference import bound_of_work, bounds_of_exchanges, least_of_work
 from engine.simulate.serving import Serving, are_measured, serve, with_fused_experts
 from engine.simulate.work import works_of
@@ -121,7 +121,8 @@ def _rebased(workload: Workload, factor: float) -> Workload:
 class Outlook:
     """The times of a plan, in seconds, all simulated.
 
-    total, bound: of the whole pass or step, and below which no send order (of a step: no schedule) brings the placement
+    total, bound: of the whole pass or step, and below which no send order (of a step: no schedule) brings the placement; None:
+        nothing is proven of orders
     parts: of the total, to which they add up: by kind of event for one model's inference, otherwise exposed
         communication, computation, both at once and neither (`Timeline.decomposition`)
     compute, network: float64[resource] in which a GPU (or group of alike GPUs) computes, and in which it sends or receives
@@ -132,7 +133,7 @@ class Outlook:
     """
 
     total: float
-    bound: float
+    bound: float | None
     parts: dict[str, float]
     compute: Amounts
     network: Amounts
@@ -156,7 +157,7 @@ def outlook(plan: Plan, problem: Problem) -> Outlook:
     kinds = {kind: seconds for kind, seconds in timeline.busy_of_kind().items() if seconds > 0} if training else None
     return Outlook(
         total=timeline.total,
-        bound=bound_of_plan(plan, problem, loads=loads),
+        bound=None if unbounded(plan, problem) else bound_of_plan(plan, problem, loads=loads),
         parts={name: value for name, value in parts.items() if value > 0},
         compute=timeline.busy("compute"),
         network=timeline.busy("network"),
@@ -259,7 +260,7 @@ def least(plan: Plan, problem: Problem) -> Outlook:
     layers = least_of_work(work, network, bound)
     return Outlook(
         total=float(layers.sum()),
-        bound=float(bound_of_work(work, network, relayed=True).sum()),
+        bound=None if network.unbounded else float(bound_of_work(work, network, relayed=True).sum()),
         parts={kind: seconds for kind, seconds in parts.items() if seconds > 0},
         compute=sum(step.sum(axis=0) for step in work.compute.values()),
         network=sum(_port_seconds(*exchange) for exchange in sent),

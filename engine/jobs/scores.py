@@ -21,7 +21,7 @@ from engine.problem import Problem
 from engine.provenance import input_digests
 from engine.result import GUARD, Limits, Provenance, Status, Stop, library_versions
 from engine.schema import Frozen
-from engine.simulate import bound_of_plan, loads_of, simulate
+from engine.simulate import claimable_bound, loads_of, simulate
 from engine.simulate.two_phase import SCHEMES, Figures, TwoPhaseOptions, two_phase
 from engine.systems import System, run, system_named
 from engine.systems.base import Draft, Report
@@ -108,7 +108,7 @@ def _point(point: FrontPoint, instance: JointInstance, problem: Problem, ask: Fr
     loads = loads_of(plan, problem)
     timeline = simulate(plan, problem, loads=loads)
     seconds = timeline.total
-    bound = min(bound_of_plan(plan, problem, loads=loads), seconds)
+    bound = min(claimable_bound(plan, problem, loads), seconds)
     claim = Claim(status=Status.FEASIBLE, objective=seconds, bound=bound, scope="order")
     plan = plan.model_copy(update={"claim": claim})
     row = candidate_of_plan(plan, problem, 0.0, {}, timeline, loads)

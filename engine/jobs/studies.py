@@ -26,7 +26,7 @@ from engine.jobs.tasks import ProblemAsk
 from engine.plan import Claim, Plan
 from engine.result import Status
 from engine.schema import Frozen
-from engine.simulate import bound_of_plan, loads_of, simulate
+from engine.simulate import claimable_bound, loads_of, simulate
 from engine.sizing.deployment_search import cheapest
 from engine.sizing.deployments import Found, Question
 from engine.store.problems import save_inputs
@@ -378,7 +378,7 @@ def replan(ask: ReplanAsk, context: Context) -> ReplanAnswer:
     loads = loads_of(plan, problem)
     now = simulate(plan, problem, loads=loads).total
     scope = "schedule" if problem.goal is Goal.TRAINING else "order"
-    claim = Claim(status=Status.FEASIBLE, objective=now, bound=min(now, bound_of_plan(plan, problem, loads=loads)), scope=scope)
+    claim = Claim(status=Status.FEASIBLE, objective=now, bound=min(now, claimable_bound(plan, problem, loads)), scope=scope)
     plan = plan.model_copy(update={"claim": claim})
     row = ReplanRow(
         plan=plan,

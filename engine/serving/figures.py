@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 from engine.cluster import MEMORY_SHARE, Cluster
 from engine.model import MoEModel
-from engine.result import Ints
+from engine.result import Ints, Unbounded
 from engine.serving.sizes import TransformerSizes
 from engine.serving.step import BYTES_PER_KV, Operator, ServingStep, by_kind, seconds_of
 from engine.units import size
@@ -66,7 +66,7 @@ class ServingFigures:
     """One step of a plan.
 
     seconds: of the whole step
-    bound: seconds; no send order brings the placement below it
+    bound: seconds; no send order brings the placement below it; None: `unbounded` says why there is none
     operators: those outside the MoE layers' simulation
     moe: busy seconds of the MoE layers by kind of event, one step after another (with two batches those of both)
     sources: of the times of operators and of MoE layers
@@ -77,7 +77,8 @@ class ServingFigures:
 
     step: ServingStep
     seconds: float
-    bound: float
+    bound: float | None
+    unbounded: Unbounded | None
     operators: tuple[Operator, ...]
     moe: Mapping[str, float]
     memory: Memory
@@ -128,6 +129,7 @@ class ServingFigures:
             "phase": self.step.phase,
             "step_seconds": self.seconds,
             "bound_seconds": self.bound,
+            "unbounded": self.unbounded,
             named: self.seconds,
             "tokens_per_second_per_gpu": self.tokens_per_second,
             "moe_seconds": sum(self.moe.values()),

@@ -213,6 +213,15 @@ def named_serving(name: str, phase: Phase | None) -> ServingStep:
     return usual_serving(phase or "decode").model_copy(update=told)
 
 
+def of_lengths(told: ServingStep, phase: Phase) -> ServingStep | None:
+    """The usual step of a phase with the lengths of another step; None where those are the usual ones, so that nobody told any.
+    A target says of how many sequences in all."""
+    usual = usual_serving(phase)
+    if (told.context, told.output) == (usual.context, usual.output):
+        return None
+    return usual.model_copy(update={"sequences": 1, "context": told.context, "output": told.output})
+
+
 def usual_sizes(model: MoEModel) -> TransformerSizes:
     """Sizes for a model that tells only its own: heads of 128 that share 8 key-value heads, or as many of them as divide the
     heads, dense FFNs as wide as all experts that a token visits, and the vocabulary of a usual training step."""

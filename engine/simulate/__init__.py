@@ -5,7 +5,7 @@ from dataclasses import replace
 from engine.goal import Goal
 from engine.plan import Plan
 from engine.problem import Problem
-from engine.result import Advance, Stop, never, unwatched
+from engine.result import Advance, Stop, Unbounded, never, unwatched
 from engine.simulate.colocated import bound_of_colocated, sends_of_colocated, simulate_colocated
 from engine.simulate.inference import bound_of_inference, sends_of_inference, simulate_inference, simulate_reaction
 from engine.simulate.training import bound_of_step, simulate_step
@@ -43,6 +43,24 @@ def simulate_layers(plan: Plan, problem: Problem, timeline: Timeline, first: int
     sends_of = sends_of_colocated if plan.goal is Goal.TWO_MODELS else sends_of_inference
     events = sends_of(plan, loads_of(plan, problem), timeline.layers(0, first - 1), first, last)
     return replace(timeline, events=events, bundled=False)
+
+
+def unbounded(plan: Plan, problem: Problem) -> Unbounded | None:
+    """The reason for which no bound tells how much a plan could gain by another order of sends; None: `bound_of_plan` does.
+
+    An exchange of a measured table takes the table's seconds. A bound from the same table is met as soon as all is sent at
+    once, so that a gap of 0 proves nothing. Steps of training take no exchanges from such tables.
+    """
+    if problem.goal is Goal.TRAINING:
+        return None
+    if reacts(plan):
+        return "every batch has a placement of its own"
+    return problem.network.unbounded
+
+
+def claimable_bound(plan: Plan, problem: Problem, loads: tuple[Load, ...] | None = None) -> float:
+    """`bound_of_plan` as a plan may claim it: 0 seconds, which is always true, where it says nothing of orders."""
+    return 0.0 if unbounded(plan, problem) else bound_of_plan(plan, problem, loads=loads)
 
 
 def bound_of_plan(

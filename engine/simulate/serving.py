@@ -231,8 +231,9 @@ def serve(
         seconds[kind] = float(longest.sum())
     moe, sources = {kind: seconds[kind] for kind in INFERENCE_KINDS}, (source.source, timeline.cost_source)
     around = tuple(around_layers(timed[share], model, len(work.dispatch)) for share in shares) if len(timed) > 1 else ()
-    whole_step, least = timeline.total + outside, bound + outside
-    figures = ServingFigures(step, whole_step, least, operators, moe, memory, sources, of_types, around)
+    why = problem.network.unbounded
+    least = None if why else bound + outside
+    figures = ServingFigures(step, timeline.total + outside, least, why, operators, moe, memory, sources, of_types, around)
     return ServedStep(figures, timeline)
 
 

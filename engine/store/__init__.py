@@ -44,7 +44,7 @@ LONG, LONGEST = 20_000, 2_000_000
 """Least and most events of a timeline that is kept: with fewer it is simulated in less time than it is written and read
 (that of DeepSeek-R1's size on 32 GPUs has 120,640, takes 0.05 to 0.28 s and is read in 0.02 s); with more it takes some
 20 MB. Sends are bundled long before that (`engine.simulate.events`)."""
-FIGURES = 2
+FIGURES = 3
 """Version of the figures. Raise it when the meaning of one changes; those of other versions are computed again."""
 
 

@@ -64,11 +64,12 @@ saved_plan = Table(
     Column("deployed_seconds", Float),
     Column("deployed", Text),
     Column("headline", Float),
+    Column("span", Text),
     Index("uq_saved_plan_workspace_plan", "workspace", "plan", unique=True),
 )
 """inputs: digest of every input by role, with its name
 figures: those of the simulation when it was saved
-the last five: `team.Summary`"""
+the last seven: `team.Summary`"""
 
 review = Table(
     "review",

@@ -43,6 +43,7 @@ class Summary:
     deployed_seconds: simulated, of the baseline deployed then
     deployed: name of that baseline
     headline: speed relative to that baseline, held out where something was; see `engine.compare.standing.Standing.gain`
+    span: of the seconds, see `engine.compare.standing.Span`
     """
 
     cluster: str | None = None
@@ -51,6 +52,7 @@ class Summary:
     deployed_seconds: float | None = None
     deployed: str | None = None
     headline: float | None = None
+    span: str | None = None
 
     @property
     def gain(self) -> float | None:

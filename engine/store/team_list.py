@@ -118,7 +118,7 @@ def listed_plans(db: Database, workspace: str, search: str = "", reader: tuple[s
     reader: key of a person's looks, and the name that they write under; None: nothing is new
     """
     c = tables.saved_plan.c
-    summary = (c.cluster, c.recording, c.seconds, c.deployed_seconds, c.deployed, c.headline)
+    summary = (c.cluster, c.recording, c.seconds, c.deployed_seconds, c.deployed, c.headline, c.span)
     query = select(c.number, c.plan, c.name, c.note, c.by, c.at, *summary).where(c.workspace == workspace)
     if part := search.strip():
         columns = (c.name, c.note, c.by, c.cluster, c.recording, c.plan)

@@ -11,7 +11,7 @@ from engine.plan import Claim, Execution, Offload, Overlap, Pipeline, Placement,
 from engine.problem import Problem
 from engine.provenance import input_digests
 from engine.result import Provenance, Result, Status, Stop, library_versions, never
-from engine.simulate import bound_of_plan, loads_of, simulate
+from engine.simulate import claimable_bound, loads_of, simulate
 from engine.simulate.work import Load
 from engine.systems.options import Options, Value
 from engine.timeline import Timeline
@@ -175,7 +175,7 @@ def run(
         plan, problem, stop, lambda share: report(share, "simulating the plan", None, None), loads
     )
     objective = timeline.total
-    bound = bound_of_plan(plan, problem, loads=loads) if draft.bound is None else draft.bound
+    bound = claimable_bound(plan, problem, loads) if draft.bound is None else draft.bound
     if bound > objective * (1 + 1e-6):
         raise AssertionError(f"{system.name}: the bound {bound} lies above the simulated time {objective}")
     bound = min(bound, objective)

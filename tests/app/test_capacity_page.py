@@ -1,5 +1,6 @@
 """Capacity on the What-if page: GPUs for users, machines for the recording, more GPUs like the open ones, and their prices."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -8,12 +9,13 @@ from streamlit.testing.v1 import AppTest
 from app.tables import as_csv
 from app.what_if import capacity, prices, sizing
 from engine import store
-from engine.catalogue import node_types
+from engine.catalogue import cluster_presets, node_types
 from engine.catalogue.packaged import cluster_of_machines, every_gpu_type
-from engine.compare.capacity import CapacityPoint
+from engine.compare.capacity import CapacityPoint, hardware, parts_of
 from engine.errors import InputError
 from engine.plan import Plan
 from engine.problem import make_problem
+from engine.serving.sizes import usual_serving
 from engine.simulate import simulate
 from engine.store.problems import problem_arguments
 from engine.units import seconds, share
@@ -172,6 +174,64 @@ def test_sizes_are_typed_tried_with_copies_and_open_with_their_plans(page: AppTe
     assert simulate(plan, on_it).total == point["total"], "as the table says"
 
 
+def test_what_grows_is_said_with_what_is_left_out(page: AppTest) -> None:
+    cluster = cluster_presets()["hgx-h100-and-l40s"].cluster
+    parts = list(parts_of(cluster).values())
+    (one, kind), (other, left) = ((part, hardware(part)) for part in parts[:2])
+    said = capacity.grows(cluster, one)
+    assert (
+        said.startswith(f"Every size is so many times a node of {kind}") and f"{left} of the open cluster are in none" in said
+    )
+    assert kind in capacity.grows(cluster, other).partition(";")[2]
+    mix = capacity.grows(cluster, parts[-1])
+    assert kind in mix and left in mix and "in none of them" not in mix
+    page.session_state["cluster"] = cluster
+    asked(page, "capacity")
+    assert pages.field(page, "Grows by").options == list(parts_of(cluster))
+    assert mix in pages.said(page.caption)
+    pages.enter(page, "Grows by", next(iter(parts_of(cluster))))
+    assert said in pages.said(page.caption)
+
+
+@pytest.mark.parametrize(
+    ("choices", "complaint"),
+    [
+        ({"what-if-sizes": "eight"}, "'eight' is no number of GPUs"),
+        ({"what-if-sizes": "0"}, "0 is not between"),
+        ({"what-if-sizes": "-8"}, "'-8' is no number of GPUs"),
+        ({"what-if-sizes": "999999"}, "is not between"),
+        ({"what-if-sizes": ""}, "'' is no number of GPUs"),
+        ({"what-if-target": 0.0}, "0 is not between 0.001"),
+        ({"what-if-target": -1.0}, "-1 is not between"),
+        ({"what-if-target": 1e300}, "is not between"),
+        ({"what-if-capacity-limit": 0.0}, "Time per plan"),
+    ],
+)
+def test_sizes_and_targets_that_cannot_be_are_one_line(page: AppTest, choices: dict, complaint: str) -> None:
+    asked(page, "capacity")
+    (name, value), fields = next(iter(choices.items())), (*page.number_input, *page.text_input)
+    next(field for field in fields if name in (field.key or "")).set_value(value)
+    pages.run(page)
+    (line,) = pages.complaints(page)
+    assert complaint in line and pages.button(page, "Find the number of GPUs").disabled
+
+
+def test_lengths_are_those_of_what_is_open(page: AppTest) -> None:
+    def shown() -> tuple[int, int]:
+        asked(page, "deployments")
+        return tuple(int(pages.field(page, label).value) for label in ("Tokens in", "Tokens out"))
+
+    usual = usual_serving()
+    assert shown() == (usual.context, usual.output), "nothing says any"
+    trace = store.load_workload(page.session_state["workload"])
+    open_recording(page, replace(trace, name="decode_in512out100"), alone=True)
+    pages.run(page)
+    assert shown() == (512, 100), "by the recording's name"
+    step = usual.model_copy(update={"context": 700, "output": 90})
+    pages.put(page, serving=step, servings={page.session_state["model"].digest: step})
+    assert shown() == (700, 90), "by the open step"
+
+
 def test_earlier_searches_for_the_same_target_are_told_and_a_damaged_one_is_not(monkeypatch) -> None:
     """Only searches with other parts and for the open problem count."""
     problem, target = small(), 2.0
@@ -234,12 +294,18 @@ def test_bounds_of_two_scopes_have_names_of_their_own_and_the_file_has_the_table
         CapacityPoint(3, 12, 2.5, 2.2, "placement and order"),
         CapacityPoint(4, 16, 1.0, 1.0, "order"),
     ]
-    table = capacity.as_text(points, 2.0)
-    assert list(table.columns) == [*("GPUs", "Time, s", "Bound for this placement, s", "Bound for any placement, s", "Result")]
+    part = cluster_presets()["hgx-h100-and-l40s"].cluster.nodes[:1]
+    part = (part[0].model_copy(update={"gpus": part[0].gpus[:4]}),)
+    table = capacity.as_text(points, part, 2.0)
+    bounds = "Bound for this placement, s", "Bound for any placement, s"
+    assert list(table.columns) == ["GPUs", "Cluster", "Time, s", *bounds, "Result"]
+    assert table["Cluster"].tolist() == [f"{4 * count} × {part[0].gpus[0].type}" for count in (1, 2, 3, 4)]
     assert table["Bound for this placement, s"].tolist() == ["—", "2.5", "—", "1"]
     assert table["Bound for any placement, s"].tolist() == ["—", "—", "2.2", "—"]
     assert "might" in table["Result"][1] and table["Result"][2].startswith("cannot")
-    assert "Bound for any placement, s" not in capacity.as_text(points[:2], 2.0).columns
+    assert "Bound for any placement, s" not in capacity.as_text(points[:2], part, 2.0).columns
+    unknown = [CapacityPoint(1, 4, 3.0, None, "order")]
+    assert not any(name.startswith("Bound") for name in capacity.as_text(unknown, part, 2.0)), "of measured exchanges"
 
     result = SimpleNamespace(title="=4 × H100", system="aurora", target=2.0)
     lines = as_csv(capacity.to_download(points, result, {"H100": 2.5}, 10.0)).splitlines()

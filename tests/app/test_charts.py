@@ -4,6 +4,7 @@ import colorsys
 import math
 import tomllib
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from app.charts import workload as workload_charts
 from app.charts.waterfall import waterfall
 from app.tables import plain
 from engine.catalogue import cluster_presets, gpu_types
+from engine.catalogue.packaged import every_gpu_type
 from engine.compare.waterfall import Turn, Waterfall
 from engine.timeline import KINDS
 from tests.cases.simulations import passes
@@ -101,8 +103,13 @@ def test_names_in_titles_are_no_markup_and_keep_their_quotes() -> None:
 
 def test_every_kind_has_a_colour_and_every_catalogue_type_a_known_one() -> None:
     assert set(theme.KIND_COLOURS) == set(theme.KIND_TITLES) == set(KINDS)
-    assert all(theme.gpu_colour(name) != theme.OTHER_GPU for name in gpu_types())
-    assert theme.gpu_colour("a GPU of tomorrow") == theme.OTHER_GPU
+    colours = {name: theme.gpu_colour(name) for name in {*gpu_types(), *every_gpu_type()}}
+    assert theme.OTHER_GPU not in colours.values() and theme.gpu_colour("a GPU of tomorrow") == theme.OTHER_GPU
+    for (one, ours), (other, theirs) in combinations(sorted(colours.items()), 2):
+        apart = math.dist(channels(ours), channels(theirs))
+        assert apart > 15, f"{one} and {other} share a colour"
+    assert all(contrast("#16201F", colour) >= TEXT for colour in colours.values())
+    assert theme.gpu_colour("NVIDIA GB200 NVL") == theme.gpu_colour("GB200") != theme.gpu_colour("NVIDIA B200")
 
 
 @pytest.mark.parametrize("text", ["**bold**", "<b>x</b>", "[a](b)", "$x$", ":red[x]", "`code`", "# head", "a_b_c"])
@@ -282,6 +289,8 @@ def test_names_stand_above_their_bars_and_leave_them_the_whole_width():
 def test_the_title_is_against_what_is_deployed(deployed, title):
     assert charts.ranked(NAMES, TIMES, BOUNDS, deployed).layout.title.text == title
     assert charts.ranked(NAMES, TIMES, BOUNDS, deployed, so_far=True).layout.title.text == f"{title} so far"
+    scoped = charts.ranked(NAMES, TIMES, BOUNDS, deployed, scope=", in sample").layout.title.text
+    assert scoped == title + ", in sample" * (deployed == 2), "a gain says on which recording it is"
     assert charts.ranked(["a"], [0.0], [0.0], 0).layout.title.text == "a is fastest: 0 s"
 
 

@@ -236,7 +236,7 @@ def test_slurm_from_the_form_to_the_submission(app: AppTest, tmp_path: Path, mon
 
 def test_kubernetes_asks_for_what_it_needs(app: AppTest, tmp_path: Path):
     place(app, "kubernetes")
-    assert "the shared folder and the volume claim and the image" in said(app.info)
+    assert "Enter the shared folder, the volume claim and the image to" in said(app.info)
     fill(app, {"Shared folder": str(tmp_path), "Volume claim": "runs", "Image": "registry/switchyard:1"})
     enter(app, "GPUs per node", 0)
     assert "image: registry/switchyard:1" in app.code[0].value and "Gloo" in said(app.markdown)

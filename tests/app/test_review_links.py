@@ -120,6 +120,15 @@ def test_plans_of_steps_and_of_two_models_are_reviewed_too(unreviewed: AppTest, 
     assert not visitor.error and not visitor.info
 
 
+def test_a_name_of_two_systems_is_told_by_the_plans_goal(unreviewed: AppTest) -> None:
+    problem = problem_of(unreviewed)
+    plan = run(SYSTEMS["lina"], problem, {}).result.solution
+    inputs = problem_arguments(problem) | {review_store.NAMES: {}}
+    saved = team.save_plan(database(), team.workspaces(database())[0].id, plan, "Ben", "", inputs)
+    told = said(link(plan=saved.plan).caption)
+    assert f"made by {SYSTEMS['lina'].title}, seed" in told and TRAINING["lina"].title not in told
+
+
 def point(app: AppTest, title: str) -> None:
     """Comment on a place."""
     field(app, "About").set_value(title)

@@ -76,7 +76,7 @@ def test_bars_of_a_plan_add_up_to_its_time_with_its_bound_and_the_title_says_wha
     bounds = [metrics.order_bound * 1e3 for metrics in figures.values() for _ in "ab"]
     assert trace.line.dash == "dash" and [at for at in trace.x if at is not None] == pytest.approx(bounds)
     first, second = (annotation.text for annotation in figure.layout.annotations)
-    assert first == "Lancet: 91 ms, bound 84.5 ms, +7.7 %" and second.startswith("DeepSpeed (no overlap): ")
+    assert first == "Lancet: 91 ms, 7.7 % above bound 84.5 ms" and second.startswith("DeepSpeed (no overlap): ")
     assert step_charts.decomposition(figures).layout.title.text == "Lancet waits 14 % of its 91 ms for the network"
 
 

@@ -28,7 +28,7 @@ from tests.cases.pages import metrics as metrics_of
 from tests.cases.samples import sample_problem
 from tests.cases.sessions import ANOTHER, JOB, open_recording, plan, problem_of
 
-LINE = ("Simulated pass", "Tokens/s per GPU", "Left to gain by order", "Moves")
+LINE = ("Simulated pass", "Tokens/s per GPU, MoE layers", "Left to gain by order", "Moves")
 OVER = "Gain over Linear placement"
 
 
@@ -50,7 +50,7 @@ def test_every_page_shows_the_same_figures_and_they_are_those_of_the_simulation(
     wanted = {
         f"{OVER}, held out": units.signed(worst - 1),
         "Simulated pass": units.seconds(own.total),
-        "Tokens/s per GPU": units.digits(problem.workload.tokens / 8 / own.total),
+        "Tokens/s per GPU, MoE layers": units.digits(problem.workload.tokens / 8 / own.total),
         "Left to gain by order": units.share(own.order_gap),
         "Moves": "nothing",
     }

@@ -63,7 +63,8 @@ def test_a_verdict_is_told_once_it_is_asked_for_and_seen_by_others(app: AppTest)
     assert beside["Compared with"].tolist() == [row.name for row in wanted.beside]
     assert any(name.startswith("no plan: experts in contiguous blocks") for name in beside["Compared with"])
     labels = {metric.label for metric in app.metric}
-    assert {"Gain held out", "Pays back after", "Persistence", "Memory of replicas"} <= labels
+    assert {"Gain held out", "Pays back after", "Persistence"} <= labels
+    assert "Memory of replicas" not in labels, "of a plan without any"
     others = link(plan=app.saved.plan)
     assert others.title[0].value == app.title[0].value and not others.error
     job = runner.jobs(store.data_folder(), "verdict")[0]

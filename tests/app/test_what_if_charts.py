@@ -194,7 +194,7 @@ def test_time_against_cost_is_a_front_of_sizes_that_pay() -> None:
     assert list(priced.data[0].x) == [10, 20, 40] and "cost 40 per hour" in priced.data[0].customdata[-1]
     assert priced.layout.xaxis.title.text == "cost per hour"
     assert priced.layout.title.text.endswith("1 s, cost 40 per hour")
-    table = capacity.as_text(sorted(points, key=lambda point: point.parts), 1.5, 10.0)
+    table = capacity.as_text(sorted(points, key=lambda point: point.parts), PART, 1.5, 10.0)
     assert " ".join(table["Cost per hour"]) == "10 20 30 40"
 
 

@@ -24,7 +24,7 @@ from engine.store.database import database
 from engine.units import ratio
 from engine.workload import DECODE, PREFILL, Finding, Origin, RoutingTrace
 from tests.cases.cli import ROOT, SAMPLES
-from tests.cases.pages import answers, buttons, complaints, metrics, open_sample, pick, press, run, said, upload, visit
+from tests.cases.pages import answers, buttons, complaints, metrics, open_sample, pick, press, put, run, said, upload, visit
 from tests.cases.reviews import save
 from tests.cases.samples import sample
 from tests.cases.sessions import open_recording, problem_of
@@ -356,6 +356,7 @@ def test_on_every_page_of_a_plan(compared: AppTest) -> None:
 
     visit(compared, "review")
     save(compared, "ours")
+    put(compared, choices={**compared.session_state["choices"], "review-charts": True})
     assert overload(compared).value == mean and over in overload(compared).help
     press(compared, "Compare")
     rows = compared.dataframe[0].value.set_index("")

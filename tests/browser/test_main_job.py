@@ -16,7 +16,7 @@ def test_from_the_start_page_to_a_gantt_in_two_clicks_and_a_finished_launch_in_f
     clicks, begun = len(CLICKED), time.monotonic()
     gain = page.locator(TITLES)
     expect(gain).to_be_in_viewport(ratio=1)
-    expect(gain).to_contain_text("speed by planning (simulated)")
+    expect(gain).to_contain_text("speed by planning (simulated, in sample)")
     settle(page)
 
     page.get_by_role("button", name="Plan the sample").click()

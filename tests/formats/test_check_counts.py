@@ -40,6 +40,9 @@ def test_slots_are_folded_back_with_the_plan_that_ran(seed):
             chosen = trace.experts[:, layer] == expert
             experts[:, layer][chosen] = rng.choice(np.flatnonzero(slots == expert), chosen.sum())
     recorded = replace(trace, experts=experts, num_experts=20)
+    other = MODEL.model_copy(update={"layers": 5 * MODEL.layers + 3})
+    codes = [finding.code for finding in check_recording(recorded, other)]
+    assert "other-layers" in codes and "slot-ids" not in codes, "of another model"
     finding = finding_of(recorded, "slot-ids", MODEL)
     assert finding_of(recorded, "slot-ids") is None  # a model of 20 experts might have chosen so
     assert (finding.severity, finding.remedy) == ("error", "fold-slots")

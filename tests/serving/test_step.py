@@ -12,7 +12,7 @@ from engine.formats import is_huggingface, read_model, read_sizes
 from engine.serving import step as serving_step
 from engine.serving.figures import memory_of
 from engine.serving.roofline import RooflineOperators
-from engine.serving.sizes import TransformerSizes, named_serving, usual_serving
+from engine.serving.sizes import TransformerSizes, named_serving, of_lengths, usual_serving
 from engine.serving.step import ServingStep, by_kind, load_of_step, recording_of_step, seconds_of
 from engine.workload import ExpertLoad, RoutingTrace
 from tests.cases.files import DEEPSEEK_V3, MIXTRAL
@@ -357,3 +357,6 @@ def test_a_name_tells_the_tokens_in_and_out(name, phase, context, output):
     step = named_serving(name, phase)
     assert (step.context, step.output, step.phase) == (context, output, phase or "decode")
     assert step.model_copy(update={"context": 2000, "output": 1000}) == usual_serving(phase or "decode")
+    told = of_lengths(step, "prefill")
+    assert (told is None) == ((context, output) == (2000, 1000)), "a name that tells none leaves the usual ones"
+    assert told is None or (told.context, told.output, told.phase, told.sequences) == (context, output, "prefill", 1)

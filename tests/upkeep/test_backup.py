@@ -150,7 +150,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (without("review"), "no rows at all"),
         (edited(MANIFEST, lambda text: b"{"), "not valid JSON"),
         (edited(MANIFEST, lambda text: text.replace(b'"format":1', b'"format":2')), "format 2"),
-        (edited(MANIFEST, lambda text: text.replace(b'"0003"', b'"9999"')), "newer Switchyard"),
+        (edited(MANIFEST, lambda text: text.replace(b'"0004"', b'"9999"')), "newer Switchyard"),
         (edited(MANIFEST, lambda text: b" " * 2**21 + text), "too long"),
         (edited("database/review.jsonl", lambda text: text * 2), "rows that do not fit"),
         (edited("database/comment.jsonl", lambda text: b""), "0 rows where the manifest counts 1"),

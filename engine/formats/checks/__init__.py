@@ -30,16 +30,18 @@ def check_recording(workload: Workload, model: MoEModel | None = None) -> list[F
 
     model: the model that was recorded; without it slot ids and the numbering of layers cannot be checked
     """
-    slots = model is not None and not isinstance(workload, TrafficMatrix) and workload.num_experts > model.experts
+    more = model is not None and not isinstance(workload, TrafficMatrix) and workload.num_experts > model.experts
     if isinstance(workload, TrafficMatrix):
         found = check_traffic(workload)
     elif isinstance(workload, RoutingTrace) and (outside := ids_outside(workload)):
         found = [outside]
-    elif part := of_one_rank(workload, model) or (not slots and ranks_not_counted(workload.load)):
+    elif part := of_one_rank(workload, model) or (not more and ranks_not_counted(workload.load)):
         found = [part]
     else:
         own = _OF_TOKENS if isinstance(workload, RoutingTrace) else _OF_LOADS[has_no_computation(workload, model) :]
         choices = check_choices(workload, model) if isinstance(workload, RoutingTrace) else ()
-        against = (check_slots(workload, model), check_numbering(workload, model))
-        found = chain(*against, choices, *(check(workload) for check in own))
+        numbering = list(check_numbering(workload, model))
+        # More experts in other layers are those of another model, not slots of this one.
+        slots = () if any(each.code == "other-layers" for each in numbering) else check_slots(workload, model)
+        found = chain(slots, numbering, choices, *(check(workload) for check in own))
     return [*(workload.origin.findings if workload.origin else ()), *found]
