@@ -286,7 +286,8 @@ def _chosen(place: On, destination: Destination | None, problem: Problem, plan: 
             disabled=training,
             key=f"launch-tokens-{place}",
             placeholder="the step's own" if training else "automatic",
-            help="evenly spaced over the recording; automatic: as many as take a few seconds. Training steps set their own",
+            help="evenly spaced over the recording, drawn to match expert loads, or made of a traffic matrix's bytes; "
+            "automatic: as many as take a few seconds. Training steps set their own",
         )
         help = "of every plan, after a warm-up; shown is the median one"
         repeats = kept.number_input("Timed passes", 1, MAX_REPEATS, 3, width=140, key="launch-repeats", help=help)

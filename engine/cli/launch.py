@@ -160,6 +160,8 @@ def as_text(answer: LaunchAnswer) -> str:
         header = ["plan", "predicted", "measured", "measured / predicted", f"{len(answer.runs[0].pass_seconds)} passes"]
         lines.append("\n".join([table(header, rows), *answer.preference.lines]))
     lines.append(f"{answer.tokens:,} tokens on {answer.device}")
+    if answer.routing:
+        lines.append(f"their routing: {answer.routing}")
     if (testbed := answer.testbed) is not None:
         rates = ", ".join(digits(rate * 8 / 1e6) for rate in testbed.bandwidth)
         lines.append(f"links of {testbed.name}: {rates} Mbit/s each way, the drawn bandwidths / {digits(testbed.scale)}")
