@@ -23,6 +23,7 @@ from engine.launch.running.local import command_of, temporary_folder
 from engine.launch.running.local import run as run_prepared
 from engine.launch.running.torchx_application import dry_run
 from engine.plan import Plan
+from engine.program import command
 from engine.units import digits, ratio, seconds
 from engine.validate import refuse_broken_launch
 
@@ -117,8 +118,8 @@ def show(content: dict[str, Any]) -> str:
         return content["text"].rstrip("\n")
     folder = shlex.quote(content["folder"])
     return (
-        f"submitted: {content['handle']}\nhow it stands: python -m engine status {folder}\n"
-        f"when it has ended: python -m engine collect {folder}"
+        f"submitted: {content['handle']}\nhow it stands: {command()} status {folder}\n"
+        f"when it has ended: {command()} collect {folder}"
     )
 
 
