@@ -156,6 +156,12 @@ def test_drawn_tokens_have_the_loads_in_every_layer_and_no_expert_twice(seed, ex
         assert (np.diff(ordered, axis=2) > 0).all()
 
 
+def test_an_expert_that_every_token_has_is_rounded_to_all_of_them_behind_a_half():
+    loads = ExpertLoad("half", np.array([[0.5, 3.0, 2.5]]), (0,))
+    trace = supply_of(loads, MODEL.model_copy(update={"experts": 3, "layers": 1}), 2, 2).part(1.0)
+    assert trace.tokens == 3 and trace.load[0, 1] == 3
+
+
 def test_every_draw_of_the_same_loads_is_the_same_and_layers_know_nothing_of_each_other():
     loads = replace(LOADS, load=np.repeat(LOADS.load[:1], 2, axis=0), model_layers=(0, 1))
     first, second = (supply_of(loads, MODEL, 4, 2).part(1.0) for _ in range(2))

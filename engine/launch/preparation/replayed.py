@@ -178,7 +178,8 @@ def _of_ranks(
 def _whole(copies: np.ndarray, axis: int) -> np.ndarray:
     """int64[layer, rank, expert]: whole numbers, each within one of its own; along an axis their sums are rounded too, and
     whole numbers stay."""
-    return np.diff(np.rint(np.cumsum(copies, axis=axis)).astype(np.int64), axis=axis, prepend=0)
+    # Always up: rounded to the even one, a whole number behind a half would come out one larger or smaller.
+    return np.diff(np.floor(np.cumsum(copies, axis=axis) + 0.5).astype(np.int64), axis=axis, prepend=0)
 
 
 def _tokens(copies: np.ndarray, k: int, different: bool) -> np.ndarray:
@@ -203,6 +204,7 @@ def _routed(content: bytes, shape: tuple[int, int, int], k: int, different: bool
     for layer, of_layer in enumerate(counts):
         for own, first, end in zip(of_layer, ends - tokens, ends, strict=True):
             experts[first:end, layer] = laid(own, int(end - first), k)
+    experts.setflags(write=False)  # whoever asks again gets the same
     return experts, np.repeat(np.arange(shape[1], dtype=np.int32), tokens)
 
 
