@@ -11,7 +11,6 @@ WORKDIR /switchyard
 COPY requirements.txt requirements-no-deps.txt ./
 RUN pip install --no-cache-dir -r requirements.txt \
     && pip install --no-cache-dir --no-deps -r requirements-no-deps.txt
-COPY .streamlit .streamlit
 COPY app app
 COPY engine engine
 COPY pages pages

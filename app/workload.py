@@ -18,6 +18,7 @@ from engine.errors import InputError
 from engine.formats.remedies import REMEDIES, Remedy, mend, what_was_done
 from engine.formats.writers import WRITERS, Converted, Writer, write_recording
 from engine.model import MoEModel
+from engine.program import as_typed
 from engine.recording import GUIDES
 from engine.recording.estimate import estimate
 from engine.recording.guide import EngineGuide, Way
@@ -143,7 +144,7 @@ def _way(way: Way, model: MoEModel | None) -> None:
         st.code(way.then, language="bash", wrap_lines=True)
     if way.ours:
         st.caption("Or with Switchyard, once the server runs")
-        st.code(way.ours, language="bash", wrap_lines=True)
+        st.code(as_typed(way.ours), language="bash", wrap_lines=True)
     st.markdown(f"**What comes out.** {way.gives}")
     _size(way, model)
     st.markdown("\n".join(f"* {trap}" for trap in way.traps))

@@ -11,7 +11,7 @@ no two parts import each other in a circle; `tests/test_architecture.py` reads t
     4 problem, provenance, costs, serving: the input of every system, and how long each thing takes, from named sources
     3 placement, communication, overlap: the kernels: an instance and limits in, a `Result` with a bound out
     2 catalogue, cluster, model, network, plan, routing_recorder, timeline, training, workload: the nouns
-    1 errors, files, goal, logs, parallel, result, schema, solver, units, webhook: the ground
+    1 errors, files, goal, logs, parallel, program, result, schema, solver, units, webhook: the ground
 """
 
 import os

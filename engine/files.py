@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from engine.errors import InputError
+from engine.program import usual_data_folder
 
 TAIL = 65536
 """Bytes."""
@@ -129,11 +130,11 @@ def _sync_folder(folder: Path) -> None:
 
 
 def data_folder() -> Path:
-    """The folder from SWITCHYARD_DATA, or `.switchyard` in the project's root; made if missing.
+    """The folder from SWITCHYARD_DATA, or the usual one; made if missing.
 
     Only its owner may read it, as the name of a session is enough to open it.
     """
-    folder = Path(os.environ.get("SWITCHYARD_DATA") or Path(__file__).parents[1] / ".switchyard").resolve()
+    folder = Path(os.environ.get("SWITCHYARD_DATA") or usual_data_folder()).resolve()
     try:
         make_folder(folder)
         about = folder.stat()

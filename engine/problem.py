@@ -46,18 +46,24 @@ def make_problem(
     second: recording and model that share the cluster
     others, in_use, step, graph, travel, serving_step, judged_by: see `Problem`
 
-    A traffic matrix knows no model: each column stands for the experts of one GPU. So the model takes its numbers of
-    layers and experts from the matrix, and the matrix its bytes per token from the model.
+    A traffic matrix takes its bytes per token from the model, see `model_for`.
     """
     travel = None if travel in (None, Travel()) else travel.on_nodes(cluster.node_sizes)
     partner = None if second is None else make_problem(second[0], cluster, second[1], cost, travel=travel)
     if isinstance(workload, TrafficMatrix):
-        workload = replace(workload, bytes_per_token=model.bytes_per_token)
-        sizes = {"layers": workload.layers, "dense_layers": (), "experts": workload.num_experts}
-        sizes["experts_per_token"] = min(model.experts_per_token, workload.num_experts)
-        model = model.model_copy(update=sizes)
+        workload, model = replace(workload, bytes_per_token=model.bytes_per_token), model_for(workload, model)
     own = {"travel": travel, "serving_step": serving_step, "judged_by": judged_by}
     return Problem(workload, cluster, model, cost, partner, others, in_use, step, graph, **own)
+
+
+def model_for(workload: Workload, model: MoEModel) -> MoEModel:
+    """The model as a workload has it. A traffic matrix knows no model: each column stands for the experts of one GPU. So the
+    model takes its numbers of layers and experts from the matrix."""
+    if not isinstance(workload, TrafficMatrix):
+        return model
+    sizes = {"layers": workload.layers, "dense_layers": (), "experts": workload.num_experts}
+    sizes["experts_per_token"] = min(model.experts_per_token, workload.num_experts)
+    return model.model_copy(update=sizes)
 
 
 class WholeStep(Protocol):

@@ -8,6 +8,7 @@ from app.visitor import people
 from engine import units
 from engine.errors import InputError
 from engine.jobs import runner
+from engine.program import command
 from engine.upkeep.health import health, line
 from engine.webhook import WEBHOOK
 
@@ -71,7 +72,7 @@ def kept() -> None:
         st.caption(
             f"Unused for {cleaning.days} days or more, and nothing that stays refers to it. This page deletes nothing; run:"
         )
-        st.code("python -m engine clean", language=None)
+        st.code(f"{command()} clean", language=None)
         if cleaning.going:
             tables.show(operate.going_as_text(cleaning), hide_index=True, height="content", alt="What clean would remove")
 

@@ -36,8 +36,8 @@ FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 OPTION = re.compile(r"--[a-z][a-z-]*")
 
-ELSEWHERE = ("docker ", "dask ", ".venv/bin/python -m pytest ", "SWITCHYARD_FUZZ=")
-"""Commands that no test can run and none of ours answers: taken as they are."""
+ELSEWHERE = ("docker ", "dask ", ".venv/bin/python -m pytest ", "SWITCHYARD_FUZZ=", "pip install ", "switchyard studio ")
+"""Commands that no test can run and none of ours answers, or that tests/test_installed.py runs: taken as they are."""
 ASKED_ONLY = (
     "python -m engine launch plan.json --on testbed",
     "python -m engine launch plan.json --on slurm --shared /shared/switchyard",

@@ -29,6 +29,7 @@ from engine.launch.running.local import command_of
 from engine.launch.running.torchx_application import dry_run
 from engine.plan import Plan
 from engine.problem import Problem
+from engine.program import command
 from engine.workload import digest_of
 
 GIB = 2.0**30
@@ -142,7 +143,7 @@ def what_is_submitted(launch: PreparedLaunch) -> None:
         how = "sbatch switchyard.sh" if slurm else "kubectl create -f switchyard.yaml"
         st.caption(
             f"The run folder {plain(folder)} is written. By hand: download, `{how}`, and when it has ended "
-            f"`python -m engine collect {folder}`."
+            f"`{command()} collect {folder}`."
         )
     else:
         st.caption(f"{UNNAMED} stands for the run folder, which Submit makes.")
@@ -286,7 +287,8 @@ def _chosen(place: On, destination: Destination | None, problem: Problem, plan: 
             disabled=training,
             key=f"launch-tokens-{place}",
             placeholder="the step's own" if training else "automatic",
-            help="evenly spaced over the recording; automatic: as many as take a few seconds. Training steps set their own",
+            help="evenly spaced over the recording, drawn to match expert loads, or made of a traffic matrix's bytes; "
+            "automatic: as many as take a few seconds. Training steps set their own",
         )
         help = "of every plan, after a warm-up; shown is the median one"
         repeats = kept.number_input("Timed passes", 1, MAX_REPEATS, 3, width=140, key="launch-repeats", help=help)

@@ -107,6 +107,8 @@ def show(launch: Launched, past: list[Launched]) -> None:
         st.caption(f"{what_for}{started}{ranks}{tokens} · {ended}")
         if brief.smaller:
             st.warning(sentence(brief.smaller), icon=":material/compress:")
+        if brief.routing:
+            st.caption(plain(f"Routing {brief.routing}."))
     if launch.state is State.DONE:
         note(launch)
         with failing.saying():

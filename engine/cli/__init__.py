@@ -11,6 +11,7 @@ from importlib import import_module
 
 from engine.cli.commands import GROUPS
 from engine.errors import InputError, StoppedError, one_line
+from engine.program import NAME, command, is_installed
 
 STOPPED = 130
 
@@ -34,7 +35,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """All commands and their options."""
-    top = argparse.ArgumentParser(prog="python -m engine", description="Plan Mixture-of-Experts models on GPU clusters.")
+    studio = f"{NAME} studio opens the studio in the browser." if is_installed() else None
+    top = argparse.ArgumentParser(command(), description="Plan Mixture-of-Experts models on GPU clusters.", epilog=studio)
     commands = top.add_subparsers(required=True, metavar="COMMAND")
     for add in GROUPS:
         add(commands)

@@ -323,7 +323,7 @@ def _launch(commands: Commands) -> None:
         "--scale S": SCALE,
         "--ranks N": "default: one per attached GPU, at most 4 on a CPU (the nearest number that keeps nodes where a "
         "plan uses them)",
-        "--tokens N": "tokens to replay (default: what takes some seconds)",
+        "--tokens N": "tokens to replay, or to make of loads or a matrix (default: what takes some seconds)",
         "--dtype": ("of all numbers (default: on GPUs the model's own, on CPUs fp32)", {"choices": ["fp32", "bf16"]}),
         "--repeats N": ("timed passes (default 3)", {"default": 3}),
         "--limit SECONDS": ("time limit (default 900)", {"default": 900.0}),

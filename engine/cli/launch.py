@@ -23,6 +23,7 @@ from engine.launch.running.local import command_of, temporary_folder
 from engine.launch.running.local import run as run_prepared
 from engine.launch.running.torchx_application import dry_run
 from engine.plan import Plan
+from engine.program import command
 from engine.units import digits, ratio, seconds
 from engine.validate import refuse_broken_launch
 
@@ -117,8 +118,8 @@ def show(content: dict[str, Any]) -> str:
         return content["text"].rstrip("\n")
     folder = shlex.quote(content["folder"])
     return (
-        f"submitted: {content['handle']}\nhow it stands: python -m engine status {folder}\n"
-        f"when it has ended: python -m engine collect {folder}"
+        f"submitted: {content['handle']}\nhow it stands: {command()} status {folder}\n"
+        f"when it has ended: {command()} collect {folder}"
     )
 
 
@@ -160,6 +161,8 @@ def as_text(answer: LaunchAnswer) -> str:
         header = ["plan", "predicted", "measured", "measured / predicted", f"{len(answer.runs[0].pass_seconds)} passes"]
         lines.append("\n".join([table(header, rows), *answer.preference.lines]))
     lines.append(f"{answer.tokens:,} tokens on {answer.device}")
+    if answer.routing:
+        lines.append(f"their routing: {answer.routing}")
     if (testbed := answer.testbed) is not None:
         rates = ", ".join(digits(rate * 8 / 1e6) for rate in testbed.bandwidth)
         lines.append(f"links of {testbed.name}: {rates} Mbit/s each way, the drawn bandwidths / {digits(testbed.scale)}")

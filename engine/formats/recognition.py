@@ -35,6 +35,7 @@ from engine.formats.source import (
     without_ids,
 )
 from engine.model import MoEModel
+from engine.program import command
 
 _SQLITE = b"SQLite format 3\0"
 _RECORD = "record routing from the server (How to record, docs/recording.md)"
@@ -101,8 +102,8 @@ STRANGERS = (
     ),
     Stranger(
         "a report of Nsight Systems",
-        "its times are not read; profile with the PyTorch profiler and export a Chrome trace (.json), or run python -m engine "
-        "calibrate on the machine",
+        "its times are not read; profile with the PyTorch profiler and export a Chrome trace (.json), or run "
+        f"{command()} calibrate on the machine",
         _is_nsight,
     ),
     Stranger("a database of SQLite", "save its table as CSV or Parquet", lambda glance: glance.head.startswith(_SQLITE)),

@@ -42,8 +42,8 @@ BRIEF = "brief.json"
 
 
 class Brief(Frozen):
-    """The line of a launch in a list; its result is large. predicted, measured: seconds of each plan, once known; smaller: the
-    words on a model that was shrunk; took: of one that has ended on this machine."""
+    """The line of a launch in a list; its result is large. predicted, measured: seconds of each plan, once known; smaller,
+    routing: the words on a model that was shrunk and on tokens that were not recorded; took: of one that has ended here."""
 
     plans: tuple[str, ...]
     on: On
@@ -52,6 +52,7 @@ class Brief(Frozen):
     predicted: tuple[float, ...] = ()
     measured: tuple[float, ...] = ()
     smaller: str = ""
+    routing: str = ""
     took: Took | None = None
 
 
@@ -158,7 +159,7 @@ class LaunchAnswer(Answer):
     """A finished launch. The first version had one plan and no `runs`.
 
     preference: None: of a single plan; clock_error: seconds by which ranks' clocks may differ, 0: they share one
-    profile: costs that were measured at the start
+    profile: costs that were measured at the start; routing: the words on tokens that were not recorded
     """
 
     runs: tuple[LaunchedPlan, ...] = ()
@@ -167,6 +168,7 @@ class LaunchAnswer(Answer):
     tokens: int
     clock_error: float | None = None
     profile: Annotated[CostProfile, PlainSerializer(_without_nulls)]
+    routing: str = Field(default="", exclude_if=lambda routing: not routing)
     testbed: Links | None = Field(default=None, exclude_if=lambda testbed: testbed is None)
 
     @property
@@ -181,7 +183,8 @@ def launch(ask: LaunchAsk, context: Context) -> LaunchAnswer:
     prepared = prepare(asked)
     refuse_broken_launch(asked.plans, asked.workload, asked.model, asked.cluster, asked.second, asked.step)
     names = tuple(plan.name for plan in asked.plans)
-    brief = Brief(plans=names, on=asked.on, ranks=prepared.instructions.ranks, tokens=prepared.tokens, smaller=prepared.smaller)
+    said = {"tokens": prepared.tokens, "smaller": prepared.smaller, "routing": prepared.routing}
+    brief = Brief(plans=names, on=asked.on, ranks=prepared.instructions.ranks, **said)
     write_atomically(context.folder / BRIEF, brief.to_json())
     clock = _Clock(context, expect(prepared, past_times(context.folder.parent)), prepared)
     answer = describe_run(run(prepared, context.folder / RUN, context.stop, clock.report), prepared.testbed)
@@ -262,6 +265,7 @@ def describe_run(finished: Run, testbed: Testbed | None = None) -> LaunchAnswer:
         tokens=finished.tokens,
         clock_error=finished.clock_error,
         profile=finished.profile,
+        routing=finished.routing,
         testbed=None if testbed is None else testbed.to_dict(),
     )
 

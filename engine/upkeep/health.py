@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.errors import InputError
+from engine.program import command
 from engine.store import data_folder, database
 from engine.store.database import FILE
 from engine.units import size
@@ -126,7 +127,7 @@ def _folder() -> str:
     left, everything = free(folder)
     said = f"{size(left)} free of {size(everything)}"
     if left < LEAST_FREE:
-        raise InputError(f"its disk is full, {said}; python -m engine clean makes room")
+        raise InputError(f"its disk is full, {said}; {command()} clean makes room")
     with tempfile.NamedTemporaryFile(dir=folder, prefix="reading-") as file:
         file.write(b"well")
         file.flush()

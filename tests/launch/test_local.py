@@ -29,7 +29,7 @@ from engine.problem import Problem
 from engine.result import never
 from engine.systems.base import silent
 from engine.timeline import Timeline
-from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix
+from engine.workload import ExpertLoad, RoutingTrace
 from tests import warm
 from tests.cases import launches
 from tests.cases.jobs import until
@@ -81,12 +81,11 @@ def test_numbers_that_make_no_sense_are_refused():
         assert part in refusal(launches.prepare, **more)
 
 
-def test_recordings_without_tokens_and_of_other_sizes_are_refused():
-    trace, ones, tiny = launches.recording(), np.ones((3, 8, 8)), launches.MODEL
+def test_recordings_of_other_sizes_are_refused():
+    trace, tiny = launches.recording(), launches.MODEL
     deep, shallow = (tiny.model_copy(update={"layers": layers}) for layers in (4, 2))
     for workload, model, part in (
-        (ExpertLoad("loads", ones[0], (0, 1, 2)), tiny, "loads has no tokens to replay"),
-        (TrafficMatrix("bytes", ones, 1.0), tiny, "bytes has no tokens to replay"),
+        (ExpertLoad("loads", np.ones((2, 8)), (0, 1)), tiny, "tiny does not fit the recording loads"),
         (trace, deep, "tiny does not fit the recording made up: the model has 4 MoE layers"),
         (RoutingTrace("short", trace.experts[:, :2], 8), shallow, "3 layers, but the recording short has 8 in 2"),
         (replace(trace, source_rank=np.full(300, 6, np.int32)), tiny, "source rank 6"),

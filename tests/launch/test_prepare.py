@@ -98,7 +98,7 @@ def test_an_order_for_one_model_alone_is_refused_for_two_models(mode):
 def test_a_second_recording_that_does_not_fit():
     shallow = OTHER.model_copy(update={"layers": 2})
     for trace, model, message in (
-        (ExpertLoad("loads", np.ones((LAYERS, EXPERTS)), tuple(range(LAYERS))), OTHER, "loads has no tokens"),
+        (ExpertLoad("loads", np.zeros((LAYERS, EXPERTS)), tuple(range(LAYERS))), OTHER, "loads has nothing to launch"),
         (RoutingTrace("nothing", TRACE_B.experts[:0], EXPERTS), OTHER, "nothing has no tokens"),
         (TRACE_B, shallow, "other does not fit the recording b"),
         (RoutingTrace("short", TRACE_B.experts[:, :2], EXPERTS), shallow, "3 layers, but the recording short has 8 in 2"),

@@ -285,7 +285,6 @@ def test_what_makes_no_sense_is_refused_in_a_line():
         (plan, {"repeats": 0}, "0 timed passes"),
         (plan, {"limit": float("nan")}, "time limit"),
         (plan, {"dtype": "fp8"}, "fp32 or bf16"),
-        (plan, {"step": steps.TOP_ONE_STEP.model_copy(update={"routing": "recorded"})}, "no tokens to replay"),
         (plan, {"workload": ExpertLoad("other", balanced_load(steps.TOP_ONE_MODEL).load[:1], (1,))}, "other"),
         (plan.model_copy(update={"provenance": provenance}), {}, "imported operators"),
         (inference, {}, "for inference"),

@@ -6,17 +6,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from engine.errors import InputError
 from engine.goal import Goal
 from engine.launch.places.devices import Devices
-from engine.launch.places.fold import fold_plan, fold_tiers, fold_trace, nearest_ranks
+from engine.launch.places.fold import fold_plan, fold_tiers, nearest_ranks
 from engine.launch.places.testbed import emulated
 from engine.launch.preparation import settled
 from engine.launch.preparation.launch import Check, Launch, PreparedLaunch
 from engine.launch.preparation.memory import forward_memory, memory_checks
+from engine.launch.preparation.replayed import check_plan_for, in_words, routing_checks, supply_of
 from engine.launch.preparation.settled import Attempt
-from engine.launch.rank.difference import allowed, coarsest, in_words
+from engine.launch.rank.difference import allowed, coarsest
+from engine.launch.rank.difference import in_words as tolerance_in_words
 from engine.launch.rank.instructions import RankInstructions, uses_nodes
 from engine.model import MoEModel
 from engine.network import Network
 from engine.plan import Plan
+from engine.problem import model_for
 from engine.runtime.exchange.links import Links, Tiers
 from engine.units import size
 from engine.workload import RoutingTrace, Workload
@@ -34,6 +37,7 @@ def prepare_inference(launch: Launch, devices: Devices) -> PreparedLaunch:
         _check_travel(plan)
     gpus = settled.gpus_of(launch.plans)
     inputs = ((launch.workload, launch.model), *([launch.second] if launch.second else []))
+    inputs = [(recording, model_for(recording, model)) for recording, model in inputs]
     for number, (recording, model) in enumerate(inputs):
         _check_recording(recording, model, launch.plans, number)
     _check_pair(launch.plans, [recording for recording, _ in inputs])
@@ -41,7 +45,7 @@ def prepare_inference(launch: Launch, devices: Devices) -> PreparedLaunch:
     tiers = _tiers(launch, ranks)
     shared = min(len(devices.gpus), ranks)
     models = [settled.computed_in(model, launch.dtype, bool(shared)) for _, model in inputs]
-    tokens, recordings = launch.workload.tokens, [recording for recording, _ in inputs]
+    recordings = [recording for recording, _ in inputs]
     if launch.tokens is not None and launch.tokens < 1:
         raise InputError("replay at least one token")
     settled.check_passes(launch.repeats, launch.limit)
@@ -51,23 +55,24 @@ def prepare_inference(launch: Launch, devices: Devices) -> PreparedLaunch:
     def attempts() -> Iterator[Attempt]:
         for divisor in settled.NARROWER:
             narrow = [settled.narrowed(model, divisor) for model in models]
-            sizes = zip(recordings, narrow, strict=True)
-            work = sum(trace.tokens * trace.layers * trace.k * model.ffn_flops_per_token for trace, model in sizes)
-            affordable = tokens if shared else max(ranks, int(FLOP_BUDGET * tokens / work))
-            replayed = min(tokens, affordable if launch.tokens is None else launch.tokens)
+            supplies = [
+                supply_of(recording, model, gpus, ranks, start)
+                for recording, model, start in zip(recordings, narrow, starts, strict=False)
+            ]
+            first, flops = supplies[0], zip(supplies, narrow, strict=True)
+            work = sum(supply.copies * model.ffn_flops_per_token for supply, model in flops)
+            affordable = first.usual if shared else min(first.usual, max(ranks, int(FLOP_BUDGET * first.tokens / work)))
+            replayed = min(first.most, affordable if launch.tokens is None else launch.tokens)
             both = {"model": narrow[0], "model_b": narrow[1] if launch.second else None}
             instructions = settled.instructions_of(launch, devices, ranks, plans=plans, **both, tiers=tiers)
-            traces = tuple(
-                fold_trace(recording, gpus, ranks, start).spread(max(1, round(recording.tokens * replayed / tokens)))
-                for recording, start in zip(recordings, starts, strict=False)
-            )
+            traces = tuple(supply.part(first.part_of(replayed)) for supply in supplies)
             needed = forward_memory(instructions, traces)
             yield Attempt(
                 instructions, traces, tuple(memory_checks(instructions, devices, needed, _advice(instructions, devices)))
             )
 
     chosen, memory = settled.first_that_fits(attempts())
-    checks = tuple(_checks(chosen.instructions, chosen.replayed, memory, devices, gpus))
+    checks = tuple(_checks(chosen, recordings, memory, devices, gpus))
     return PreparedLaunch(tuple(launch.plans), chosen.instructions, chosen.replayed, launch.limit, checks)
 
 
@@ -132,11 +137,6 @@ def _tiers(launch: Launch, ranks: int) -> Tiers | None:
 
 def _check_recording(workload: Workload, model: MoEModel, plans: Sequence[Plan], number: int) -> None:
     """Raise InputError unless the recording can be replayed through model `number` of the plans."""
-    if not isinstance(workload, RoutingTrace) or not workload.tokens:
-        raise InputError(
-            f"{workload.name} has no tokens to replay; a launch needs a routing log (loads and matrices can be planned "
-            "and simulated)"
-        )
     model.check_recording(workload.layers, workload.num_experts, workload.k, workload.name)
     for plan in plans:
         placement = (plan.placement, plan.placement_b)[number]
@@ -147,6 +147,7 @@ def _check_recording(workload: Workload, model: MoEModel, plans: Sequence[Plan],
                 f"the plan {plan.name} places {placement.experts} experts in {placement.layers} layers, but the "
                 f"recording {workload.name} has {workload.num_experts} in {workload.layers}"
             )
+        check_plan_for(workload, plan)
 
 
 def _check_pair(plans: Sequence[Plan], recordings: Sequence[Workload]) -> None:
@@ -180,23 +181,27 @@ def _advice(instructions: RankInstructions, devices: Devices) -> str:
 
 
 def _checks(
-    instructions: RankInstructions, traces: Sequence[RoutingTrace], memory: Iterable[Check], devices: Devices, gpus: int
+    chosen: Attempt, recordings: Sequence[Workload], memory: Iterable[Check], devices: Devices, gpus: int
 ) -> Iterator[Check]:
+    instructions, traces = chosen.instructions, chosen.replayed
     yield settled.rank_check(instructions, gpus)
     yield settled.backend_check(instructions, devices)
     yield from memory
     each = f" of each of {len(instructions.plans)} plans in turn" if len(instructions.plans) > 1 else ""
     replayed = " and ".join(f"{trace.tokens:,}" for trace in traces)
-    whose = "the recording" if len(traces) == 1 else "the two recordings"
+    replayed += " of the recording" if len(traces) == 1 else " of the two recordings"
+    if not all(isinstance(recording, RoutingTrace) for recording in recordings):
+        replayed = in_words(recordings, traces)
     if travelling := [plan for plan in instructions.plans if plan.travel is not None]:
         rows = "; ".join(f"of {plan.name} {plan.travel.in_words}" for plan in travelling)
         yield Check("Rows", True, rows if len(instructions.plans) > 1 else travelling[0].travel.in_words)
-    yield Check("Tokens", True, f"{replayed} of {whose}, {instructions.repeats} timed passes{each} after a warm-up")
+    yield Check("Tokens", True, f"{replayed}, {instructions.repeats} timed passes{each} after a warm-up")
+    yield from routing_checks(recordings, traces, (instructions.model, instructions.model_b))
     dtype = instructions.model.dtype
     rounded = max((coarsest(instructions.model, plan) for plan in instructions.plans), key=allowed)
     yield Check(
         "Numbers",
         True,
         f"{dtype}, random weights, routing replayed; attention is not run. What comes out is compared with "
-        f"an unplanned computation{in_words(dtype, rounded, 'the largest number')}",
+        f"an unplanned computation{tolerance_in_words(dtype, rounded, 'the largest number')}",
     )

@@ -21,6 +21,8 @@ PLACES = {"local": "this machine", "testbed": "testbed", "slurm": "Slurm", "kube
 
 SMALLER = "Smaller model"
 """Name of the check that says by how much the model of a launch was shrunk."""
+ROUTING = "Routing"
+"""Name of the checks that say of what the tokens of a launch were made, if they were not recorded."""
 
 SETTINGS = ("ranks", "tokens", "repeats", "limit", "dtype", "scale")
 """Fields of a launch that are JSON as they are."""
@@ -35,8 +37,8 @@ class Launch:
     second: recording and model that share the ranks, for plans of two models
     scale: of a testbed, see `testbed.emulated`
     destination: of a launch by a scheduler, which also gives the number of ranks
-    tokens: number of the recording's to replay, evenly spaced (default: as many as `inference.FLOP_BUDGET` allows); a
-        second recording is replayed to the same part
+    tokens: number of the recording's to replay, evenly spaced, or to make of a workload that has none (default: as many as
+        `inference.FLOP_BUDGET` allows); a second one is replayed to the same part
     repeats: timed passes
     limit: seconds
     dtype: of all numbers (default: on GPUs the model's own, bf16 if it cannot be computed in; on CPUs fp32)
@@ -109,7 +111,7 @@ class PreparedLaunch:
     """A launch made ready by `prepare`. Without testbed and destination the ranks run on this machine as it is.
 
     plans: as asked for, before they were folded onto the ranks
-    workloads: replayed, of the model and of a second one
+    workloads: replayed, of the model and of a second one; routing logs, except in a step with balanced routing
     limit: seconds
     testbed: emulates its links, not yet built
     destination: of a launch by a scheduler
@@ -142,6 +144,11 @@ class PreparedLaunch:
     def smaller(self) -> str:
         """The words on a model that was shrunk to fit; empty if it was not."""
         return next((check.text for check in self.checks if check.name == SMALLER), "")
+
+    @property
+    def routing(self) -> str:
+        """The words on tokens that were not recorded; empty if all were."""
+        return "; ".join(check.text for check in self.checks if check.name == ROUTING)
 
     @property
     def tokens(self) -> int:

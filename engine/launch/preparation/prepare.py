@@ -16,6 +16,7 @@ from engine.launch.preparation.inference import prepare_inference
 from engine.launch.preparation.launch import Check, Launch, PreparedLaunch
 from engine.launch.preparation.memory import RankMemory, memory_checks
 from engine.launch.preparation.place_checks import place_checks
+from engine.launch.preparation.replayed import routing_checks, routing_of_step
 from engine.launch.preparation.settled import Attempt
 from engine.launch.rank.difference import in_words
 from engine.launch.rank.instructions import RankInstructions
@@ -23,9 +24,10 @@ from engine.launch.step import sizes as step_sizes
 from engine.model import MoEModel
 from engine.overlap.transformer import transformer_step
 from engine.plan import Plan, expert_groups
+from engine.problem import model_for
 from engine.simulate.training.program import check_step_parts
 from engine.training import TrainingStep, balanced_load, served_in_words
-from engine.workload import RoutingTrace, Workload
+from engine.workload import RoutingTrace, TrafficMatrix, Workload
 
 FLOP_BUDGET = 1e11
 """FLOP of one training step of all ranks together that a CPU launch runs: some seconds on two cores."""
@@ -36,9 +38,9 @@ def prepare_training(launch: Launch, devices: Devices) -> PreparedLaunch:
     need: sequences first, see `shrunk`; where the weights do not fit, fewer and narrower layers. Raises InputError if the
     launch makes no sense.
 
-    The launch's workload is replayed if the step is routed as recorded; then it must be a routing log.
+    The launch's workload is replayed if the step is routed as recorded; where it has no tokens, some are drawn to match.
     """
-    step, workload = launch.step, launch.workload
+    step, workload, asked = launch.step, launch.workload, model_for(launch.workload, launch.model)
     gpus = settled.gpus_of(launch.plans)
     for plan in launch.plans:
         if "graph" in plan.provenance.inputs:
@@ -48,18 +50,14 @@ def prepare_training(launch: Launch, devices: Devices) -> PreparedLaunch:
     ranks = settled.ranks_of(launch, devices)
     settled.check_passes(launch.repeats, launch.limit)
     recorded = step.routing == "recorded"
-    if recorded and not isinstance(workload, RoutingTrace):
-        raise InputError(
-            f"the step is routed as recorded, but {workload.name} has no tokens to replay; open a routing log, or assume "
-            "balanced routing"
-        )
-    launch.model.check_recording(workload.layers, workload.num_experts, workload.k, workload.name)
+    asked.check_recording(workload.layers, workload.num_experts, workload.k, workload.name)
     folded = tuple(fold_plan(plan, ranks) for plan in launch.plans)
     shared = min(len(devices.gpus), ranks)
-    model = settled.computed_in(launch.model, launch.dtype, bool(shared), training=True)
+    model = settled.computed_in(asked, launch.dtype, bool(shared), training=True)
     for plan in folded:
         step_sizes.check_step_plan(plan, model, step)
-    replayed = fold_trace(workload, gpus, ranks) if recorded else workload
+    if recorded and isinstance(workload, RoutingTrace):
+        workload = fold_trace(workload, gpus, ranks)
 
     def attempts() -> Iterator[Attempt]:
         for kept, divisor, plans in _sizes(model, step, folded):
@@ -68,14 +66,16 @@ def prepare_training(launch: Launch, devices: Devices) -> PreparedLaunch:
             narrow_step = step_sizes.narrowed_step(step, divisor)
             small = narrow_step if shared else step_sizes.shrunk(narrow_step, narrow, plans, FLOP_BUDGET / ranks)
             instructions = settled.instructions_of(launch, devices, ranks, plans=plans, model=narrow, step=small)
-            part = _of_layers(replayed, model, kept) if cut else replayed
+            part = _of_layers(workload, model, kept, recorded) if cut else workload
+            if recorded and not isinstance(part, RoutingTrace):
+                part = routing_of_step(part, narrow, gpus, ranks, small.tokens)
             advice = "describe a smaller step, or use fewer ranks"
             memory = tuple(memory_checks(instructions, devices, _memory(instructions, part), advice))
             yield Attempt(instructions, (part,), memory, kept if cut else ())
 
     chosen, memory = settled.first_that_fits(attempts())
     served = served_in_words(step, workload)
-    checks = tuple(_checks(chosen.instructions, step, memory, launch.plans, devices, served))
+    checks = (*_checks(chosen.instructions, step, memory, launch.plans, devices, served), *_routing(launch, chosen))
     return PreparedLaunch(tuple(launch.plans), chosen.instructions, chosen.replayed, launch.limit, checks)
 
 
@@ -106,13 +106,25 @@ def _of_those(plan: Plan, model: MoEModel, step: TrainingStep, kept: Sequence[in
     return small
 
 
-def _of_layers(workload: Workload, model: MoEModel, kept: Sequence[int]) -> Workload:
-    """The recording of these model layers; what is no routing log counts as balanced."""
-    if not isinstance(workload, RoutingTrace):
+def _of_layers(workload: Workload, model: MoEModel, kept: Sequence[int], recorded: bool) -> Workload:
+    """The workload of these model layers. recorded: true if it tells the routing; else that is balanced"""
+    if not recorded:
         return balanced_load(settled.of_model_layers(model, kept))
     rows = [row for row, layer in enumerate(model.moe_layers) if layer in set(kept)]
-    scores = None if workload.scores is None else workload.scores[:, rows]
-    return replace(workload, experts=workload.experts[:, rows], scores=scores)
+    if isinstance(workload, RoutingTrace):
+        scores = None if workload.scores is None else workload.scores[:, rows]
+        return replace(workload, experts=workload.experts[:, rows], scores=scores)
+    if isinstance(workload, TrafficMatrix):
+        return replace(workload, bytes=workload.bytes[rows])
+    by_source = workload.by_source if workload.by_source is None else workload.by_source[:, rows]
+    layers = tuple(workload.model_layers[row] for row in rows)
+    return replace(workload, load=workload.load[rows], model_layers=layers, by_source=by_source, by_step=None)
+
+
+def _routing(launch: Launch, chosen: Attempt) -> Iterator[Check]:
+    """The line on a recorded routing without tokens."""
+    if launch.step.routing == "recorded":
+        yield from routing_checks([launch.workload], chosen.replayed, [chosen.instructions.model])
 
 
 def _checks(
@@ -132,7 +144,7 @@ def _checks(
     if (step.batch, step.sequence_length) != (planned.batch, planned.sequence_length):
         sizes += f" instead of {planned.batch:,} × {planned.sequence_length:,}, which would take too long on these devices"
     each = f" of each of {len(instructions.plans)} plans in turn" if len(instructions.plans) > 1 else ""
-    routing = "replayed as recorded" if step.routing == "recorded" else "balanced by assumption"
+    routing = "as recorded" if step.routing == "recorded" else "balanced by assumption"
     routing += f"; {served}" if served else ""
     yield Check("Step", True, f"{sizes}, {instructions.repeats} timed steps{each} after a warm-up; routing {routing}")
     dtype = instructions.model.dtype

@@ -93,6 +93,7 @@ class Run:
     runs: one a plan, in their order
     tokens: number replayed
     clock_error: seconds by which the clocks of two ranks may differ
+    routing: the words on tokens that were not recorded; empty if all were
     """
 
     runs: tuple[MeasuredPlan, ...]
@@ -100,6 +101,7 @@ class Run:
     tokens: int
     profile: CostProfile
     clock_error: float
+    routing: str = ""
 
 
 def read_run(launch: PreparedLaunch, folder: Path, cores: int | None = None) -> Run:
@@ -125,4 +127,4 @@ def read_run(launch: PreparedLaunch, folder: Path, cores: int | None = None) -> 
         middle = int(np.argsort(totals)[len(totals) // 2])
         predicted = predict(launch, folded, profile, machine_times)
         measured_plans.append(MeasuredPlan(plan, predicted, timelines[middle], totals, difference))
-    return Run(tuple(measured_plans), outcome["device"], launch.tokens, profile, outcome["clock_error"])
+    return Run(tuple(measured_plans), outcome["device"], launch.tokens, profile, outcome["clock_error"], launch.routing)

@@ -18,7 +18,7 @@ from pydantic import Field
 from engine.errors import InputError, one_line
 from engine.files import write_atomically
 from engine.launch.places.destination import Destination, Kubernetes, Slurm
-from engine.launch.preparation.launch import PreparedLaunch
+from engine.launch.preparation.launch import ROUTING, Check, PreparedLaunch
 from engine.launch.preparation.place_checks import destination_checks
 from engine.launch.rank.failure import ENDED_BY_OTHERS, FIRST, Failures
 from engine.launch.rank.instructions import REPORT, read_instructions, write_instructions
@@ -109,12 +109,14 @@ class ClusterJob(Kept):
     plans: before they were folded onto the ranks
     workloads: names
     limit: seconds
+    routing: the words on tokens that were not recorded
     """
 
     destination: Annotated[Slurm | Kubernetes, Field(discriminator="scheduler")]
     plans: tuple[Plan, ...]
     workloads: tuple[str, ...]
     limit: float
+    routing: str = ""
     handle: str | None = None
 
 
@@ -162,7 +164,8 @@ def write(launch: PreparedLaunch, folder: Path) -> None:
     """Write the run folder: all that the job and a reader of its results need."""
     write_instructions(folder, launch.instructions, launch.workloads)
     names = tuple(workload.name for workload in launch.workloads)
-    _save(folder, ClusterJob(destination=launch.destination, plans=launch.plans, workloads=names, limit=launch.limit))
+    more = {"limit": launch.limit, "routing": launch.routing}
+    _save(folder, ClusterJob(destination=launch.destination, plans=launch.plans, workloads=names, **more))
 
 
 def submit(launch: PreparedLaunch, folder: Path) -> str:
@@ -278,7 +281,8 @@ def collect(folder: Path) -> Run:
     )
     if not workloads:  # a step with balanced routing
         workloads = (balanced_load(instructions.model),)
-    launch = PreparedLaunch(job.plans, instructions, workloads, job.limit, (), destination=job.destination)
+    made = (Check(ROUTING, True, job.routing),) if job.routing else ()
+    launch = PreparedLaunch(job.plans, instructions, workloads, job.limit, made, destination=job.destination)
     return read_run(launch, folder, cores=job.destination.devices.cores)
 
 

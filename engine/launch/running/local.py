@@ -19,6 +19,7 @@ from engine.launch.rank.instructions import PROGRESS, write_instructions, writin
 from engine.launch.results.run import Run, read_run
 from engine.launch.running import clusters
 from engine.launch.running.processes import WORKER, commands_of, run_processes
+from engine.program import command
 from engine.result import Stop
 
 TEMPORARY, IN_USE = "run-", "in-use"
@@ -122,7 +123,7 @@ def _wait(handle: str, folder: Path, nodes: int, seen: Path, stop: Stop, report)
             if time.monotonic() - answered > PATIENCE:
                 raise InputError(
                     f"{handle} may still run, but its scheduler cannot be asked: {error}; later, read its results by "
-                    f"'python -m engine collect {folder}'"
+                    f"'{command()} collect {folder}'"
                 ) from None
             report(None, f"{handle}: no answer ({error})", None, None)
         else:

@@ -19,6 +19,7 @@ from engine.errors import InputError
 from engine.launch.places.destination import FIRST_PORT, PORTS, SLURM_JOB_ID, Slurm
 from engine.launch.preparation.launch import PreparedLaunch
 from engine.launch.running.processes import FOR_EVERY_RANK, ROOT, WORKER
+from engine.program import how_to_get_torchx
 
 if TYPE_CHECKING:
     from torchx.runner import Runner
@@ -44,8 +45,7 @@ def torchx() -> ModuleType:
         from engine.launch.running import schedulers
     except ImportError as error:
         raise InputError(
-            f"launches on clusters take TorchX, which is not installed completely ({error}); "
-            "run: python -m pip install -r requirements.txt, then python -m pip install --no-deps -r requirements-no-deps.txt"
+            f"launches on clusters take TorchX, which is not installed completely ({error}); {how_to_get_torchx()}"
         ) from None
     return schedulers
 
