@@ -15,20 +15,25 @@ if str(ROOT) not in sys.path:
 
 # Streamlit's name of this script. New processes, which read the main script again under another name, have nothing to do here.
 if __name__ == "__main__":
+    import gc
+
     import streamlit as st
+
+    gc.disable()  # until all is imported, see `warm_up.spare`
 
     from app import cached, failing, samples, sidebar, state, warm_up
     from app.cluster import measuring
     from app.visitor import people, sessions
     from engine import logs
     from engine.errors import InputError
+    from engine.jobs import workers
 
+    warm_up.spare()
     icon = str(ROOT / "app" / "icon.png")
     st.set_page_config(page_title="Switchyard", page_icon=icon, layout="wide", initial_sidebar_state=SIDEBAR)
     wordmark = (ROOT / "app" / "wordmark.svg").read_text(encoding="utf-8")
     st.logo(wordmark.replace(INK, INK_IN_THE_DARK) if st.context.theme.type == "dark" else wordmark, size="large")
     logs.configure()
-    warm_up.spare()
     with contextlib.suppress(InputError, OSError):  # a panel that needs the data folder says so
         cached.resume_jobs()
     people.admit()
@@ -62,6 +67,7 @@ if __name__ == "__main__":
             with failing.in_a_line():
                 step()
     finally:  # also when the page begins anew; after it, so that it waits for nothing but its own
+        workers.keep_standby()
         warm_up.begin()
-        if state.session.plan_jobs or state.session.imported:
+        if state.session.plan or state.session.imported:
             warm_up.begin_simulation()

@@ -48,6 +48,7 @@ def _load() -> None:
     for module in pkgutil.walk_packages(app.__path__, "app."):
         if module.name != MAIN:
             importlib.import_module(module.name)
+    importlib.import_module("alembic.command")  # which opening the team's database waits for
     with contextlib.suppress(InputError):  # the package is not installed
         packaged_models()
     if "torch" not in sys.modules:
@@ -70,3 +71,4 @@ def spare() -> None:
         _seen = len(sys.modules)
         gc.collect()
         gc.freeze()
+    gc.enable()  # which the main script has kept from walking through what it imports

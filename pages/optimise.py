@@ -65,6 +65,9 @@ with right:
 st.caption(goal.chosen_in_words(problem, wanted))
 
 VIEW = "optimise-view"
+SOON, SOON_FOR = 0.3, 10
+"""Seconds between two looks at a job without an answer, and for how long it is looked at so often: the first plans of a small
+problem take less than a second."""
 with run:
     pressed = st.button("Plan it", type="primary", icon=":material/play_arrow:", disabled=not wanted)
     if pressed or (state.visit.take("run") and wanted):
@@ -92,21 +95,30 @@ def watch() -> None:
             for title, reason in cached.answer_of(job).refused.items():
                 st.warning(f"**{plain(title)}** cannot plan for this: {plain(reason)}", icon=":material/warning:")
     found_more = [job for job in jobs if state.visit.newly_written(job.id, job.result_written)]
-    if found_more:
-        st.rerun()
     ended_now = [job for job in jobs if state.visit.newly_finished(job.id, job.state.finished)]
     if answer.is_awaited(ended[0].id if ended else None):
         with failing.saying():
-            plans = [candidate.plan for candidate in cached.answer_of(ended[0]).candidates]
-            best = serving_page.fastest(plans, problem, serving) if aim == goal.SERVE else None
-            answer.take(best or min(plans, key=lambda plan: plan.claim.objective).id if plans else None)
+            answer.take(fastest(ended[0], of=1))
         st.rerun()
-    if ended_now:
+    if found_more and cached.open_plan() is None:
+        with failing.saying():
+            answer.take_first(fastest(found_more[0], of=2))
+    if found_more or ended_now:
         st.rerun()
 
 
-running = any(not job.state.finished for job in cached.jobs(state.session.plan_jobs))
-failing.fragment(run_every=1 if running else None)(watch)()
+def fastest(job: runner.Job, of: int) -> str | None:
+    """The id of a job's fastest plan so far, once it has so many: the first is what is deployed."""
+    plans = [candidate.plan for candidate in cached.answer_of(job).candidates]
+    if len(plans) < of:
+        return None
+    best = serving_page.fastest(plans, problem, serving) if aim == goal.SERVE else None
+    return best or min(plans, key=lambda plan: plan.claim.objective).id
+
+
+running = [job for job in cached.jobs(state.session.plan_jobs) if not job.state.finished]
+asks = running and cached.open_plan() is None and running[0].elapsed < SOON_FOR
+failing.fragment(run_every=SOON if asks else 1 if running else None)(watch)()
 widgets.other_jobs("optimise", state.session.plan_jobs, answer.wait_for)
 view = "Candidate plans"
 if aim in (goal.ONE, goal.SERVE):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from engine.jobs import workers
 from tests import everything, spent, warm
 
 os.environ |= spent.ONE_THREAD | os.environ
@@ -50,6 +51,14 @@ def nobody_waits_for_the_disk() -> Iterator[None]:
     """No test pulls the plug: whether all that has to be on the disk is there is what `tests.faults` looks at."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda file: None)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_standby_is_kept() -> Iterator[None]:
+    """A page that a test draws in its own process starts no worker ahead of a job; `tests/jobs/test_workers.py` does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workers, "keep_standby", lambda: None)
         yield
 
 

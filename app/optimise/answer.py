@@ -21,8 +21,11 @@ PINNED, AWAITED = "optimise-pinned", "optimise-awaited"
 def show(plan: Plan, standing: Standing, judged: Judged) -> None:
     """The sentence on the open plan, and the choice to keep it open when a run finds a faster one."""
     last = judged(plan)
+    text = in_a_sentence(standing, None if last is None else last[0])
+    if any(not job.state.finished for job in cached.jobs(state.session.plan_jobs[:1])):
+        text += " Still searching: the best plan is opened at the end."
     with st.container(border=True, horizontal=True, wrap=False, vertical_alignment="center", key="answer"):
-        st.markdown(plain(in_a_sentence(standing, None if last is None else last[0])), width="stretch")
+        st.markdown(plain(text), width="stretch")
         kept.toggle(
             "Keep open", key=_key(plan.id), help="The best plan of the next run is opened, unless this one is kept open."
         )
@@ -37,6 +40,12 @@ def wait_for(job: str) -> None:
 def is_awaited(job: str | None) -> bool:
     """True if the best plan of an ended job is yet to be opened."""
     return job is not None and state.session.choices.get(AWAITED) == job
+
+
+def take_first(best: str | None) -> None:
+    """Open a plan that a job has found while it still searches; its best replaces it at the end. None: it has none yet"""
+    if best is not None:
+        state.update(plan=best)
 
 
 def take(best: str | None) -> None:

@@ -14,7 +14,6 @@ import secrets
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterable
@@ -28,14 +27,11 @@ from filelock import FileLock
 from pydantic import JsonValue
 
 from engine.errors import InputError
-from engine.files import PRIVATE_FILE, make_folder, mark, open_to_append, tail, write_atomically
-from engine.jobs import protocol, queue
+from engine.files import PRIVATE_FILE, make_folder, mark, tail, write_atomically
+from engine.jobs import protocol, queue, workers
 from engine.jobs.protocol import Progress, Request
 from engine.logs import OURS
 from engine.schema import json_text
-
-MARK = "SWITCHYARD_JOB"
-"""Environment variable every process of a job inherits: finds those that outlived the parent that linked them to it."""
 
 
 def processes_of(folder: Path, known: Iterable[psutil.Process] = ()) -> list[psutil.Process]:
@@ -44,7 +40,7 @@ def processes_of(folder: Path, known: Iterable[psutil.Process] = ()) -> list[psu
     processes = {*known, worker} if worker is not None else set(known)
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            if process.environ().get(MARK) == str(folder):
+            if process.environ().get(workers.MARK) == str(folder):
                 processes.add(process)
     for process in list(processes):
         with contextlib.suppress(psutil.Error):
@@ -73,7 +69,6 @@ def kill(folder: Path, processes: list[psutil.Process]) -> None:
         time.sleep(0.05)
 
 
-PROJECT = Path(__file__).resolve().parents[2]
 ID = re.compile(r"\d{8}T\d{12}-[0-9a-f]{8}", re.ASCII)
 
 GRACE = 1.6
@@ -208,9 +203,7 @@ class Job:
         return (self.folder / name).exists()
 
 
-def start(
-    kind: str, arguments: dict[str, JsonValue], root: Path, module: str = "engine.jobs.worker", queued: bool = True
-) -> Job:
+def start(kind: str, arguments: dict[str, JsonValue], root: Path, module: str = workers.WORKER, queued: bool = True) -> Job:
     """Start a job in a new folder under `root`/jobs; `module` is the worker to run. Raises InputError if it cannot.
 
     queued: it waits for its turn (see `engine.jobs.queue`); False for a job that only watches work elsewhere
@@ -234,7 +227,7 @@ def start(
     return Job(id, folder)
 
 
-def resume(root: Path, module: str = "engine.jobs.worker") -> list[Job]:
+def resume(root: Path, module: str = workers.WORKER) -> list[Job]:
     """Start the jobs again that waited for their turn when the machine or the container went down; those that had begun have
     failed. For a studio that starts; several may at once."""
     resumed = []
@@ -256,7 +249,7 @@ def _begin(module: str, folder: Path) -> None:
     process = None
     _unreaped.add(folder)
     try:
-        process = _spawn(module, folder)
+        process = workers.start(module, folder)
         with contextlib.suppress(psutil.NoSuchProcess):
             # The worker notes itself too, but may die before it gets there.
             protocol.write_pid(folder, process.pid)
@@ -335,25 +328,6 @@ def remove(job: Job) -> None:
         raise InputError(f"job {job.id} cannot be deleted: {error.strerror or error}") from None
 
 
-def _spawn(module: str, folder: Path) -> subprocess.Popen[bytes]:
-    paths = [str(PROJECT), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        "PYTHONUNBUFFERED": "1",  # the log is read while it is written, and must be whole when the worker is killed
-        MARK: str(folder),
-    }
-    with open_to_append(folder / protocol.LOG) as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", module, str(folder)],
-            cwd=PROJECT,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-
-
 def _reap(process: subprocess.Popen[bytes], folder: Path) -> None:
     try:
         code = process.wait()
@@ -364,6 +338,7 @@ def _reap(process: subprocess.Popen[bytes], folder: Path) -> None:
         kill(folder, [])  # a job's processes end with its worker, also when that was killed
     finally:
         _unreaped.discard(folder)
+        workers.replace_standby()
 
 
 @functools.lru_cache(maxsize=256)

@@ -1,4 +1,4 @@
-"""The process of one job: `python -m engine.jobs.worker FOLDER`, started by `engine.jobs.runner`.
+"""The process of one job: `python -m engine.jobs.worker FOLDER`, started by `engine.jobs.workers`, or a standby without one.
 
 It exits with 0 when the work returned, 2 on bad input and 1 on any other exception.
 """
@@ -20,7 +20,7 @@ from filelock import FileLock
 
 from engine.errors import InputError
 from engine.files import PRIVATE_FILE, mark, write_atomically
-from engine.jobs import queue
+from engine.jobs import queue, workers
 from engine.jobs.kinds import HANDLERS, answered, handler_of
 from engine.jobs.protocol import ALIVE, CANCELLED, ERROR, REQUEST, RESERVE, Context, Failure, Request, write_pid
 
@@ -90,6 +90,6 @@ def _leave_error(folder: Path, message: str) -> None:
 
 
 if __name__ == "__main__":
-    code = main(Path(sys.argv[1]))
+    code = main(Path(sys.argv[1]) if sys.argv[1:] else workers.awaited_folder())
     gc.freeze()  # or the interpreter looks for half a second through objects that end with it anyway
     sys.exit(code)

@@ -8,9 +8,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from alembic import command
-from alembic.config import Config
-from alembic.util.exc import CommandError
 from sqlalchemy import Connection, Engine, create_engine, event, exc, inspect, text
 from sqlalchemy.engine import make_url
 
@@ -80,6 +77,11 @@ class Database:
         self._engine.dispose()
 
     def _upgrade(self, connection: Connection, version: str) -> None:
+        # A fifth of a second, which nobody's first page should wait for.
+        from alembic import command
+        from alembic.config import Config
+        from alembic.util.exc import CommandError
+
         connection = connection.execution_options(writes=True)
         with connection.begin():
             if connection.dialect.name == "postgresql":

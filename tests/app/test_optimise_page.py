@@ -24,7 +24,7 @@ from engine.jobs.tasks import OptimiseAnswer
 from engine.plan import Plan, Travel
 from engine.simulate.two_phase import Figures
 from engine.workload import ExpertLoad, RoutingTrace
-from tests.cases.pages import enter, field, finished, press, put, run_the_job, said, tick, visit
+from tests.cases.pages import enter, field, finished, press, put, run, run_the_job, said, tick, visit
 from tests.cases.samples import sample as sample_of
 from tests.cases.samples import sample_model
 from tests.cases.sessions import open_recording
@@ -111,6 +111,22 @@ def test_plans_are_in_the_table_as_they_are_found_and_moves_count_from_the_plan_
     table = planned.dataframe[0].value.set_index("Plan")
     assert table.loc["Aurora", "Copies to move"].startswith("0 ")
     assert table.loc["Linear placement", "Pays after"] == "never"
+
+
+def test_the_first_plan_is_open_while_the_search_goes_on_and_gives_way_to_the_best(planned: AppTest, monkeypatch) -> None:
+    job = runner.jobs(store.data_folder(), "optimise")[0]
+    whole = job.result
+    ids = [Plan.from_dict(candidate["plan"], "plan").id for candidate in whole["candidates"]]
+    put(planned, plan=None)
+    with monkeypatch.context() as patch:
+        patch.setattr(runner.Job, "state", runner.State.RUNNING)
+        for count, opened in ((1, None), (2, ids[:2])):
+            protocol.replace_result(job.folder, OptimiseAnswer(**whole | {"candidates": whole["candidates"][:count]}))
+            run(run(planned))
+            assert planned.session_state["plan"] in (opened or [None]), "what is deployed is no answer"
+        assert "Still searching" in said(planned.markdown)
+    run(planned)
+    assert "Still searching" not in said(planned.markdown) and "takes" in said(planned.markdown)
 
 
 def test_several_recordings_are_planned_for_scored_and_weighed_on_a_front(app: AppTest) -> None:

@@ -9,6 +9,7 @@ for people to look at: a newcomer's eye finds what no test asks for.
 import contextlib
 import json
 import re
+import subprocess
 import sys
 import tempfile
 import time
@@ -78,8 +79,15 @@ def newcomer(journey: Journey, folder: Path) -> None:
             page.goto(journey.address)
             expect(page.locator(conftest.TITLES, has_text="speed by planning")).to_be_in_viewport(ratio=1)
         with journey.step(page, "plans"):
+            begun = time.monotonic()
             page.get_by_role("button", name="Plan the sample").click()
+            page.locator(".st-key-answer").wait_for()
+            answered = time.monotonic() - begun
             conftest.wait_for_plans(page)
+        begun = time.monotonic()
+        subprocess.run([sys.executable, "-c", "import streamlit"], check=True)
+        imported = time.monotonic() - begun
+        print(f"  {'first answer, the search goes on':<40} {answered:5.1f} s, {answered / imported:.1f} × import streamlit")
         with journey.step(page, "Gantt"):
             page.get_by_role("link", name="See why on the timeline").click()
             expect(page.locator(".js-plotly-plot").first).to_be_visible()

@@ -58,7 +58,7 @@ def test_a_job_is_found_after_a_reload_stopped_and_another_one_killed(
     assert runner.wait(running, 10).finished
     assert time.monotonic() - begin < 2.0
     expect(page.get_by_text("cancelled", exact=False).first).to_be_visible()
-    expect(page.get_by_role("heading", name="Candidate plans")).to_be_visible()
+    expect(page.get_by_role("radio", name="Candidate plans")).to_be_visible()
     assert running.result["candidates"][-1]["status"] == "CANCELLED"
 
     settle(page)

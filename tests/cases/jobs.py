@@ -5,7 +5,7 @@ import sys
 import time
 from pathlib import Path
 
-from engine.jobs import protocol, runner
+from engine.jobs import protocol, workers
 from engine.jobs.protocol import Request
 from engine.jobs.runner import Job
 
@@ -33,6 +33,8 @@ def by_hand(root: Path) -> Job:
 
 
 def in_another_process(code: str, *arguments: object) -> str:
-    run = subprocess.run([sys.executable, "-c", code, *map(str, arguments)], cwd=runner.PROJECT, capture_output=True, text=True)
+    run = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)], cwd=workers.PROJECT, capture_output=True, text=True
+    )
     assert run.returncode == 0, run.stderr
     return run.stdout.strip()

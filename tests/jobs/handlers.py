@@ -1,4 +1,4 @@
-"""A worker with jobs to try the runner on: `python -m tests.jobs.handlers FOLDER`."""
+"""A worker with jobs to try the runner on: `python -m tests.jobs.handlers FOLDER`, or a standby without one."""
 
 import contextlib
 import os
@@ -12,6 +12,7 @@ from pathlib import Path
 from pydantic import ConfigDict
 
 from engine.errors import InputError
+from engine.jobs import workers
 from engine.jobs.kinds import Answer, Ask
 from engine.jobs.protocol import Context
 from engine.jobs.worker import run
@@ -106,4 +107,5 @@ def fill(ask: Loose, context: Context) -> LooseAnswer:
 
 if __name__ == "__main__":
     names = ("count", "study", "refuse", "crash", "leave", "cling", "fill")
-    sys.exit(run(Path(sys.argv[1]), {name: f"tests.jobs.handlers:{name}" for name in names}))
+    given = Path(sys.argv[1]) if sys.argv[1:] else workers.awaited_folder()
+    sys.exit(run(given, {name: f"tests.jobs.handlers:{name}" for name in names}))

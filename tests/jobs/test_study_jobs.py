@@ -27,7 +27,8 @@ from engine.errors import InputError, StoppedError
 from engine.jobs import judgements, protocol, runner, scores, studies
 from engine.jobs.kinds import read_answer
 from engine.jobs.protocol import Context, replace_result
-from engine.jobs.runner import MARK, Job, State
+from engine.jobs.runner import Job, State
+from engine.jobs.workers import MARK
 from engine.model import MoEModel
 from engine.parallel.processes import processors
 from engine.placement.transitions import transitions
