@@ -1,7 +1,6 @@
 """A folder with a model: its `config.json`, and the tensors of its safetensors files, of which only the headers are read until
 a slice is asked for. Nothing is unpickled, and no code of the folder runs."""
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from engine.errors import InputError
-from engine.formats.source import fault, quoted
+from engine.formats.source import fault, one_clear_line, quoted, read_json_object
 
 SWITCH = "SWITCHYARD_MODELS"
 """Environment variable: the folders of models that the studio and its commands may open, or that such folders lie in, with the
@@ -111,13 +110,8 @@ class Reader:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:  # text that is not UTF-8 is a ValueError too
-        raise fault(path, f"cannot be read as JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise fault(path, "has to be a JSON object")
-    return content
+    with one_clear_line(path):
+        return read_json_object(path)
 
 
 def _config(folder: Path) -> dict[str, Any]:

@@ -65,14 +65,14 @@ def load_planned(
     """
     loading = loading or Loading()
     group, _, rank = ranks_of(group)
-    with _all_or_none(group, loading.device, "checked the folder"):
+    with all_or_none(group, loading.device, "checked the folder"):
         checkpoint, family, model, sources = _opened(folder, loading.dtype)
         check_plan(model, plan, family, family.blocks(model))
         memory = weight_memory(model, family, plan.placement)
         placed = place_experts(model, plan, group, family, tiers)
     check_memory(memory, group, loading.device)
     stacks = [(one.block, one.stack, one.way.held) for one in placed]
-    with _all_or_none(group, loading.device, "loaded its weights"):
+    with all_or_none(group, loading.device, "loaded its weights"):
         if checkpoint.empty and rank == 0:
             _log.warning("%s has no weights: random ones of its config", folder)
         _fill(model, stacks, checkpoint, sources, family, loading)
@@ -179,7 +179,7 @@ def _opened(folder: Path, dtype: torch.dtype | None) -> tuple[Checkpoint, Family
         if (folder / "generation_config.json").is_file():
             model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
         _widen(model)
-    except (ValueError, TypeError, RuntimeError, ArithmeticError, LookupError, AttributeError, OSError) as error:
+    except Exception as error:  # of any kind: which value is wrong shows in the midst of a model's own code
         raise fault(path, f"transformers cannot build the model of it: {error}") from None
     return checkpoint, family, model.eval(), None if checkpoint.empty else Sources(checkpoint, model, family)
 
@@ -274,7 +274,7 @@ def _random(place: Tensor, spread: float, seed: tuple[int, int, int], name: str)
 
 
 @contextmanager
-def _all_or_none(group: dist.ProcessGroup | None, device: torch.device, doing: str) -> Iterator[None]:
+def all_or_none(group: dist.ProcessGroup | None, device: torch.device, doing: str) -> Iterator[None]:
     """At the end of the block all ranks know whether it went well on all: a rank that failed raises its own error, and the
     others one that names it, so that none waits for a rank that has gone."""
     failure = None

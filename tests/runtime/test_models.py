@@ -118,6 +118,10 @@ def test_memory_grows_as_predicted(outcomes, big_plan):
         assert outcomes[rank]["grown"] == pytest.approx(bytes_, rel=0.1)
 
 
+def test_ranks_say_so_when_another_ends_while_weights_load(outcomes):
+    assert all(rank["bereft"].startswith("a rank ended before it had loaded its weights") for rank in outcomes[:-1])
+
+
 def test_a_rank_that_cannot_load_names_the_fault_and_the_others_name_the_rank(outcomes):
     said = [rank["refused"] for rank in outcomes]
     assert "there is no such folder of a model" in said[2]

@@ -147,7 +147,7 @@ FAULTS = {
     ),
     "another config": (
         lambda folder: configured(folder, num_local_experts=7),
-        "the checkpoint has, and its config.json does not, the tensor model.layers.0.block_sparse_moe.experts.7.w1.weight",
+        "the tensor model.layers.0.block_sparse_moe.gate.weight is [8, 32], by config.json it is [7, 32]",
     ),
     "quantised": (lambda folder: configured(folder, quantization_config={"quant_method": "fp8"}), "the weights are quantised"),
     "a config that is none": (
@@ -161,7 +161,7 @@ FAULTS = {
     "a damaged file": (damaged, "model.safetensors: cannot be read as safetensors"),
     "pickles": (only_pickles, "pytorch_model.bin: weights are read from safetensors alone"),
     "no config": (lambda folder: (folder / "config.json").unlink(), "a model's folder has a config.json"),
-    "no JSON": (lambda folder: (folder / "config.json").write_text("{"), "config.json: cannot be read as JSON"),
+    "no JSON": (lambda folder: (folder / "config.json").write_text("{"), "config.json, line 1, column 2: not valid JSON"),
 }
 
 
@@ -181,11 +181,11 @@ def test_an_index_that_names_other_files(tmp_path):
     first = sorted(set(index["weight_map"].values()))[0]
     (folder / first).rename(folder / "away")
     assert f"names the file '{first}', which is not there" in refusal(load_model, folder)
-    outside = {name: "../elsewhere.safetensors" for name in index["weight_map"]}
+    outside = dict.fromkeys(index["weight_map"], "../elsewhere.safetensors")
     (folder / INDEX).write_text(json.dumps({"weight_map": outside}))
     assert "'../elsewhere.safetensors', which is not there" in refusal(load_model, folder)
     (folder / INDEX).write_text("[]")
-    assert "has to be a JSON object" in refusal(load_model, folder)
+    assert "a JSON object {…} is needed" in refusal(load_model, folder)
 
 
 def test_code_of_a_folder_never_runs(tmp_path):
@@ -256,5 +256,5 @@ def test_only_listed_folders_are_opened_from_outside(tmp_path, monkeypatch):
     monkeypatch.setenv(SWITCH, f"/nowhere:{tmp_path / 'models'}")
     assert listed(tmp_path / "models" / "one") == tmp_path / "models" / "one"
     for outside in (tmp_path / "other", tmp_path / "models" / "link", tmp_path / "models" / ".." / "other"):
-        assert "models are opened from folders that" in refusal(listed, outside)
+        assert "models are opened from the folders that" in refusal(listed, outside)
     assert checkpoint.SWITCH == "SWITCHYARD_MODELS"
