@@ -45,7 +45,7 @@ def test_the_page_is_a_way_from_a_recording_to_the_words_of_the_plain_model(tmp_
     made = Plan.from_json(Path("plan.json").read_text(), "plan.json")
     assert made.placement.gpus == 2 and not made.placement.single
     assert run[0] == "torchrun"
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHON_EXEC": sys.executable}
     command = [sys.executable, "-m", "torch.distributed.run", *run[1:]]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-2000:]
