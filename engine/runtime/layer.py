@@ -42,11 +42,13 @@ class PlannedExperts(nn.Module):
         way = self.way
         slot = way.slots(chosen, self.exchange.sum)
         kind = {"copies": Copies, "gpu": RowsOfRanks, "node": RowsOfNodes}[way.travel.unit]
-        parts = zip(*(tensor.tensor_split(way.degree) for tensor in (x, slot, weight)), strict=True)
-        trips = [kind(self, *part) for part in parts]
+        trips = [kind(self, x, slot, weight)]
+        if way.degree > 1:
+            parts = zip(*(tensor.tensor_split(way.degree) for tensor in (x, slot, weight)), strict=True)
+            trips = [kind(self, *part) for part in parts]
         sizes = self.exchange.sizes(torch.stack([trip.counts for trip in trips], dim=1), trips[0].parts_of_rank)
-        for part, trip in enumerate(trips):
-            trip.sizes, trip.arriving = sizes[0][part], sizes[1][:, :, part]
+        for trip, of_trip in zip(trips, sizes, strict=True):
+            trip.sizes = of_trip
         for trip in trips[: way.ahead]:
             trip.leave()
         for part, trip in enumerate(trips):
@@ -73,8 +75,6 @@ class Copies:
 
     sizes: Sizes
     """Rows between this rank and the others, known once the ranks have exchanged them."""
-    arriving: np.ndarray
-    """int64[src, own slot] rows that come."""
 
     def __init__(self, layer: PlannedExperts, x: torch.Tensor, slot: torch.Tensor, weight: torch.Tensor) -> None:
         self.layer, self.x, self.slot, self.weight = layer, x, slot, weight
@@ -84,15 +84,15 @@ class Copies:
     def leave(self) -> None:
         """A copy leaves for the rank of its expert: rows by rank and slot."""
         source, self.place = rows_of(self.order, self.slot.shape, sum(self.sizes.sent))
-        by_slot, back = in_slots(self.arriving, self.x.device)
-        layer, sizes = self.layer, self.sizes
-        self._out = Trip(layer.exchange, "dispatch", sizes, layer.wire("dispatch", self.x), source, self.place, by_slot, back)
+        layer, wire = self.layer, self.layer.wire("dispatch", self.x)
+        self._out = Trip(layer.exchange, "dispatch", self.sizes, wire, source, self.place)
         self._out.depart(self.x)
+        self._out.order, self._out.back = in_slots(self.sizes.came, self.x.device)
 
     def serve(self) -> None:
         """It arrives, takes its place among the rows of its slot, goes through the expert, and leaves for home."""
         rows, _ = self._out.arrive()
-        outputs = self.layer.experts(rows, self.arriving.sum(axis=0).tolist())
+        outputs = self.layer.experts(rows, self.sizes.came.sum(axis=0).tolist())
         by_slot, back, layer = self._out.order, self._out.back, self.layer
         place = None if by_slot is None else by_slot[:, None]
         self._home = Trip(layer.exchange, "combine", self.sizes.back, layer.wire("combine", self.x), back, place)
@@ -165,7 +165,7 @@ class RowsOfNodes(RowsOfRanks):
         slot = torch.cat([self.slot, self.slots_there.to(self.slot.dtype)])
         slot = torch.where(self._node[slot] == self._own, slot, -1)
         inside = RowsOfRanks(layer, torch.cat([self.x, rows]), slot, torch.cat([self.weight.float(), weight]))
-        (inside.sizes,), _ = layer.exchange.sizes(inside.counts[:, None], inside.parts_of_rank)
+        (inside.sizes,) = layer.exchange.sizes(inside.counts[:, None], inside.parts_of_rank)
         inside.leave()
         inside.serve()
         sums = inside.come_home()

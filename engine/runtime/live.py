@@ -9,17 +9,16 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from engine.errors import InputError
-from engine.runtime.exchange.all_to_all import Exchange
-from engine.runtime.exchange.hops import hops
-from engine.runtime.exchange.recorder import Recorder
-from engine.runtime.exchange.relayed import RelayedExchange
-from engine.runtime.exchange.routes import pieces
+from engine.runtime.exchange.recorder import Mark, Recorder
+from engine.runtime.exchange.relayed import exchange_of, ordered
+from engine.runtime.exchange.routes import Piece
 from engine.runtime.layer_plan import LayerPlan
 
 
@@ -27,18 +26,20 @@ from engine.runtime.layer_plan import LayerPlan
 class Sizes:
     """Rows between this rank and the others in one exchange.
 
-    sent, received: of every rank, its own included
+    sent, received: to and from every rank, this one included
+    came: int64[src, own part] of the rows received, e.g. for every slot
     all: int64[src, dst] of all ranks; None where the order needs none
     """
 
     sent: list[int]
     received: list[int]
+    came: np.ndarray | None = None
     all: np.ndarray | None = None
 
     @property
     def back(self) -> "Sizes":
         """The same rows on their way back."""
-        return Sizes(self.received, self.sent, None if self.all is None else self.all.T)
+        return Sizes(self.received, self.sent, all=None if self.all is None else self.all.T)
 
 
 class LiveExchange:
@@ -67,37 +68,32 @@ class LiveExchange:
             numbers = on_way.to(numbers.device)
         return numbers
 
-    def sizes(self, counts: torch.Tensor, parts_of_rank: list[int]) -> tuple[list[Sizes], np.ndarray]:
-        """The sizes of one exchange a column, and int64[src, own part, column], the rows that come for every own part.
+    def sizes(self, counts: torch.Tensor, parts_of_rank: list[int]) -> list[Sizes]:
+        """The sizes of one exchange a column.
 
         counts: int64[part, column] rows that leave, e.g. for every slot of all ranks, rank after rank
         parts_of_rank: parts of every rank
         """
-        way, own = self.way, parts_of_rank[self.way.rank]
-        columns = counts.shape[1]
-        ends = np.cumsum(parts_of_rank)
+        way, own, columns = self.way, parts_of_rank[self.way.rank], counts.shape[1]
+        of_rank = np.eye(way.ranks, dtype=np.int64).repeat(parts_of_rank, axis=1)  # [rank, part]
+        matrices = [None] * columns
         if self.alone:
-            mine = arriving = counts.cpu().numpy()
-            every = None
+            mine = came = counts.cpu().numpy()
         elif way.mode == "concurrent":
-            leaving, came = self._staged(counts), counts.new_empty((way.ranks * own, columns))
-            came = self._staged(came)
-            dist.all_to_all_single(came, leaving, [own] * way.ranks, parts_of_rank, group=self.group)
-            both = torch.cat([counts.to(came.device), came]).cpu().numpy()  # one copy to the host, not two
-            mine, arriving, every = both[: len(counts)], both[len(counts) :], None
+            leaving = self._staged(counts)
+            coming = leaving.new_empty((way.ranks * own, columns))
+            dist.all_to_all_single(coming, leaving, [own] * way.ranks, parts_of_rank, group=self.group)
+            both = torch.cat([leaving, coming]).cpu().numpy()  # one copy to the host, not two
+            mine, came = both[: len(counts)], both[len(counts) :]
         else:
             everything = self._staged(counts.new_empty((way.ranks, *counts.shape)))
             dist.all_gather(list(everything), self._staged(counts), group=self.group)
             everything = everything.cpu().numpy()
-            mine, arriving = everything[way.rank], everything[:, ends[way.rank] - own : ends[way.rank]]
-            every = _by_rank(everything, ends)
-        arriving = arriving.reshape(way.ranks, own, columns)
-        sent, received = _by_rank(mine, ends), arriving.sum(axis=1)
-        matrices = [None] * columns if every is None else np.moveaxis(every, -1, 0)
-        sizes = [
-            Sizes(*ends_of, matrix) for *ends_of, matrix in zip(sent.T.tolist(), received.T.tolist(), matrices, strict=True)
-        ]
-        return sizes, arriving
+            mine, came = everything[way.rank], everything[:, of_rank[way.rank] > 0]
+            matrices = np.moveaxis(of_rank @ everything, -1, 0)
+        came = came.reshape(way.ranks, own, columns)
+        columns_of = (of_rank @ mine).T.tolist(), came.sum(axis=1).T.tolist(), np.moveaxis(came, -1, 0), matrices
+        return [Sizes(*column) for column in zip(*columns_of, strict=True)]
 
     def begin(self, kind: str, rows: torch.Tensor, sizes: Sizes) -> Callable[[], torch.Tensor]:
         """Begin an exchange; the function returned waits for the rows that come, by source.
@@ -135,18 +131,14 @@ class LiveExchange:
     def _in_order(self, kind: str, leaving: torch.Tensor, coming: torch.Tensor, sizes: Sizes) -> Callable[[], object]:
         """Carry out an exchange in the plan's order: at once, or where parts overlap, over Gloo, in a thread of its own."""
         way, counts = self.way, sizes.all
-        schedule, recorder = getattr(way, kind), Recorder(way.rank, leaving.device)
-        flat_out, flat_in = _bytes(leaving), _bytes(coming)
-        more = _no_log, recorder, self.group
-        if way.mode == "two-tier":
-            exchange = RelayedExchange(way.rank, hops(schedule, counts, way.network), counts, *more)
-        else:
-            exchange = Exchange(way.rank, way.mode, pieces(way.mode, schedule, counts), counts, *more)
+        order = ordered(way.mode, getattr(way, kind), counts, way.network)
+        exchange = exchange_of(order, way.rank, way.mode, counts, _no_log, Recorder(way.rank, leaving.device), self.group)
+        run = partial(exchange.run, _bytes(leaving), _bytes(coming))
         if way.degree == 1 or not self._gloo:
-            exchange.run(flat_out, flat_in)
-            return lambda: None
+            run()
+            return _nothing
         self._lane = self._lane or Lane()
-        return self._lane.run(lambda: exchange.run(flat_out, flat_in))
+        return self._lane.run(run)
 
     def _staged(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor where the backend can send it from: Gloo reads host memory only."""
@@ -177,16 +169,14 @@ class Lane:
                 over.set_exception(error)
 
 
-def _by_rank(counts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """int64[…, rank, column] of int64[…, part, column], where the parts of a rank end at `ends`."""
-    until = np.concatenate([np.zeros_like(counts[..., :1, :]), counts.cumsum(axis=-2)], axis=-2)
-    return np.diff(until[..., np.r_[0, ends], :], axis=-2)
-
-
 def _bytes(rows: torch.Tensor) -> torch.Tensor:
     """The same memory as bytes, row by row: a backend need not know the format of its numbers."""
     return (rows if rows.numel() else rows.new_empty(rows.shape)).view(torch.uint8)  # an empty one may have no stride
 
 
-def _no_log(piece, begin) -> None:
+def _no_log(piece: Piece, begin: Mark) -> None:
     """A live exchange keeps no events."""
+
+
+def _nothing() -> None:
+    """The wait for what is over."""

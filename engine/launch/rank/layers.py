@@ -17,10 +17,10 @@ from engine.launch.rank.difference import Difference, allowed, coarsest, relativ
 from engine.launch.rank.layer import gate, reference, tokens_in
 from engine.plan import Placement, Plan, Schedule
 from engine.runtime.exchange.all_to_all import Exchange
-from engine.runtime.exchange.hops import Hops, hops
+from engine.runtime.exchange.hops import Hops
 from engine.runtime.exchange.recorder import Mark
-from engine.runtime.exchange.relayed import RelayedExchange
-from engine.runtime.exchange.routes import Piece, Rows, combined, pieces, route
+from engine.runtime.exchange.relayed import exchange_of, ordered
+from engine.runtime.exchange.routes import Piece, Rows, combined, route
 from engine.runtime.exchange.wire import wires_of
 from engine.runtime.experts import aggregate, expert_ffns, uses_grouped_gemms
 
@@ -95,9 +95,8 @@ class Layers:
 
     def _ordered(self, schedule: Schedule | None, route: Rows) -> list[Piece] | Hops:
         """All sends of an exchange."""
-        if self.mode == "two-tier":
-            return hops(schedule, route.counts, self.context.instructions.tiers.network)
-        return pieces(self.mode, schedule, route.counts)
+        tiers = self.context.instructions.tiers
+        return ordered(self.mode, schedule, route.counts, None if tiers is None else tiers.network)
 
     @property
     def width(self) -> int:
@@ -201,11 +200,9 @@ class Layers:
 
     def _exchange(self, kind: str, layer: int, log: Callable[[Piece, Mark], None], channel: int) -> Exchange:
         """The exchange that carries out the dispatch or combine of a layer."""
-        rank, recorder, group = self.context.rank, self.context.recorder, self.communicator.group
-        order, counts = self.order[kind][layer], self.routes[kind][layer].counts
-        if isinstance(order, Hops):
-            return RelayedExchange(rank, order, counts, log, recorder, group, channel)
-        return Exchange(rank, self.mode, order, counts, log, recorder, group, self.context.links, channel)
+        context, group = self.context, self.communicator.group
+        ends = self.order[kind][layer], context.rank, self.mode, self.routes[kind][layer].counts
+        return exchange_of(*ends, log, context.recorder, group, context.links, channel)
 
     def exchange(self, kind: str, layer: int) -> None:
         """Carry out the dispatch or combine of a layer. The ranks have to have met."""
