@@ -54,6 +54,8 @@ def place_experts(
 ) -> list[Planned]:
     """`apply_plan`, with the blocks for those who fill their weights; on the "meta" device there are none yet."""
     group, ranks, rank = ranks_of(group)
+    if any(isinstance(module, PlannedExperts) for module in model.modules()):
+        raise InputError(f"{type(model).__name__} runs under a plan already; take the model as it was before")
     blocks = adapter.blocks(model)
     check_plan(model, plan, adapter, blocks)
     ways = layer_plans(plan, ranks, rank, tiers)

@@ -1,14 +1,18 @@
 """Adapters: each family's experts cut out of a live block compute as the block's own; a planned model on one process answers as
 the plain one; blocks of one's own; families and blocks that cannot be planned."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 pytest.importorskip("transformers")
 
 from engine.plan import Placement, Plan
+from engine.runtime import apply
 from engine.runtime.adapters import FAMILIES, Generic, adapter_of
 from engine.runtime.apply import apply_plan
 from tests.cases.plans import plan_of as plan_at
@@ -63,6 +67,23 @@ def test_a_planned_model_on_one_process_answers_as_the_plain_one(family):
     with torch.no_grad():
         assert relative(model(tokens).logits, wanted) < 1e-5
     assert torch.equal(model.generate(tokens, max_new_tokens=20, do_sample=False), words)
+
+
+def test_a_planned_model_is_not_planned_again():
+    model = apply_plan(model_of("mixtral"), on_one_gpu((0, 1)))
+    assert refusal(apply_plan, model, on_one_gpu((0, 1))).startswith("MixtralForCausalLM runs under a plan already")
+
+
+def test_generation_waits_for_all_ranks_of_the_job_and_is_refused_for_some_of_them(monkeypatch):
+    model, asked = mock.Mock(), mock.Mock()
+    model.generate = asked
+    monkeypatch.setattr(dist, "get_world_size", lambda: 4)
+    apply._generate_together(model, 4)
+    model.generate("tokens", max_new_tokens=3)
+    asked.assert_called_once_with("tokens", synced_gpus=True, max_new_tokens=3)
+    model.generate = asked
+    apply._generate_together(model, 2)
+    assert "all 4 ranks of the job are done, and the plan's group has 2 of them" in refusal(model.generate, "tokens")
 
 
 def test_the_choice_of_experts_matters_in_these_models():
