@@ -81,7 +81,7 @@ def outcomes_of(tmp_path_factory, warm_process) -> Callable[..., list]:
             for rank in range(ranks)
         ]
         try:
-            assert [process.wait(60) for process in processes] == [0] * ranks
+            assert [process.wait(240) for process in processes] == [0] * ranks
         finally:
             for process in processes:
                 process.kill()
