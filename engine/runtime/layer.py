@@ -118,7 +118,8 @@ class RowsOfRanks:
         """A token leaves for every rank with some of its experts."""
         exchange, wire = self.layer.exchange, self.layer.wire("dispatch", self.x, self.slot.shape[1])
         source, self.place = rows_of(self.order, self.slot.shape, sum(self.sizes.sent))
-        slots = self.slot.to(torch.int16).index_select(0, source)
+        short = torch.int16 if sum(self.slots) < 2**15 else torch.int32
+        slots = self.slot.to(short).index_select(0, source)
         self.slots_there = exchange.along(slots, self.sizes.sent, self.sizes.received)
         self._out = Trip(exchange, "dispatch", self.sizes, wire, source, self.place)
         self._out.depart(self.x, self.weight)
