@@ -16,7 +16,7 @@ from engine.runtime.exchange.wire import Wire
 from engine.runtime.experts import ExpertStack
 from engine.runtime.layer_plan import LayerPlan
 from engine.runtime.live import LiveExchange, Sizes
-from engine.runtime.trip import Spread, Trip, summed
+from engine.runtime.trip import Spread, Trip, WeightedSum
 
 
 class PlannedExperts(nn.Module):
@@ -101,7 +101,7 @@ class Copies:
     def come_home(self) -> torch.Tensor:
         """Its output is there, and is summed up with those of the token's other copies."""
         outputs, _ = self._home.arrive()
-        return summed(outputs, self.place, self.weight)
+        return WeightedSum.apply(outputs, self.place, self.weight)
 
 
 class RowsOfRanks:
@@ -118,7 +118,8 @@ class RowsOfRanks:
         """A token leaves for every rank with some of its experts."""
         exchange, wire = self.layer.exchange, self.layer.wire("dispatch", self.x, self.slot.shape[1])
         source, self.place = rows_of(self.order, self.slot.shape, sum(self.sizes.sent))
-        slots = self.slot.to(torch.int16).index_select(0, source)
+        short = torch.int16 if sum(self.slots) < 2**15 else torch.int32
+        slots = self.slot.to(short).index_select(0, source)
         self.slots_there = exchange.along(slots, self.sizes.sent, self.sizes.received)
         self._out = Trip(exchange, "dispatch", self.sizes, wire, source, self.place)
         self._out.depart(self.x, self.weight)
@@ -134,12 +135,12 @@ class RowsOfRanks:
         source, place = rows_of(order, slot.shape, sum(counts))
         outputs = layer.experts(Spread.apply(rows, source, place), counts)
         self._home = Trip(layer.exchange, "combine", self.sizes.back, layer.wire("combine", self.x))
-        self._home.depart(summed(outputs.float(), place, weight).to(self.x.dtype))
+        self._home.depart(WeightedSum.apply(outputs.float(), place, weight).to(self.x.dtype))
 
     def come_home(self) -> torch.Tensor:
         """The sums come home from all its ranks, and are summed up."""
         outputs, _ = self._home.arrive()
-        return summed(outputs, self.place)
+        return WeightedSum.apply(outputs, self.place, torch.ones_like(self.weight))
 
 
 class RowsOfNodes(RowsOfRanks):
@@ -179,7 +180,7 @@ class RowsOfNodes(RowsOfRanks):
 
 
 def by_part(part: torch.Tensor, parts: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """int64[entry], the entries of int64[token, k] by their part, those that have none (-1) first, and int64[part] counts."""
+    """int64[entry], the entries of int64[…] by their part, those that have none (-1) first, and int64[part] counts."""
     flat = part.reshape(-1)
     return flat.argsort(stable=True), torch.bincount(flat + 1, minlength=parts + 1)[1:]
 

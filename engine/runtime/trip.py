@@ -113,19 +113,43 @@ class Spread(torch.autograd.Function):
         return summed(rows, ctx.place), None, None
 
 
+class WeightedSum(torch.autograd.Function):
+    """`summed`, with gradients of rows and weights. PyTorch's own of an embedding bag take twice as long. Call `apply(rows,
+    place, weight)`."""
+
+    @staticmethod
+    def forward(ctx, rows: torch.Tensor, place: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(rows if ctx.needs_input_grad[2] else rows[:0], place, weight)
+        ctx.rows = rows.shape, rows.dtype
+        return summed(rows, place, weight)
+
+    @staticmethod
+    def backward(ctx, vectors: torch.Tensor) -> tuple[torch.Tensor, None, torch.Tensor | None]:
+        rows, place, weight = ctx.saved_tensors
+        (count, _), dtype = ctx.rows
+        taken = (place >= 0).view(-1).nonzero()[:, 0]
+        entry = taken.new_empty(count).index_copy_(0, place.view(-1).index_select(0, taken), taken)  # of every row
+        of_rows = vectors.index_select(0, entry // place.shape[1])
+        dweight = None
+        if ctx.needs_input_grad[2]:
+            wide = torch.promote_types(dtype, torch.float32)
+            dweight = torch.zeros_like(weight)
+            dweight.view(-1).index_copy_(0, entry, (of_rows.to(wide) * rows.to(wide)).sum(dim=1).to(weight.dtype))
+        return (of_rows * weight.reshape(-1).index_select(0, entry)[:, None]).to(dtype), None, dweight
+
+
 def summed(rows: torch.Tensor, place: torch.Tensor, weight: torch.Tensor | None = None) -> torch.Tensor:
     """[vector, width]: the sum of each vector's rows, times their weights, in 32 bits at least, then in the rows' format.
 
     rows: [row, width]
-    place: int64[vector, many], -1 = none
+    place: int64[vector, many], -1 = none; every row has one place
     weight: [vector, many]
     """
+    if not len(rows):  # an index needs a row
+        return rows.new_zeros((len(place), rows.shape[1]))
     if weight is None and place.shape[1] == 1 and len(rows) == len(place):
         return rows.index_select(0, place[:, 0])  # only another order
     exact = rows if rows.dtype == torch.float64 else rows.float()
-    if not len(rows):  # an index needs a row; weights get gradients of 0, as elsewhere
-        nothing = exact.sum() if weight is None else exact.sum() + weight[:0].sum()
-        return (exact.new_zeros((len(place), rows.shape[1])) + nothing).to(rows.dtype)
     if len(rows) < place.numel():
         weight = torch.where(place >= 0, 1.0 if weight is None else weight, 0.0)
         place = place.clamp(min=0)

@@ -64,20 +64,20 @@ class Counted:
             patch.stop()
 
 
-def outcome_of(case: dict, rank: int, ranks: int) -> dict:
-    """Outputs, gradients and bytes of one layer under a plan."""
+def outcome_of(case: dict, rank: int, ranks: int, group: dist.ProcessGroup | None = None) -> dict:
+    """Outputs, gradients and bytes of one layer under a plan, among the ranks of a group."""
     plan = Plan.model_validate_json(case["plan"])
     tiers = None if case["tiers"] is None else Tiers(**case["tiers"])
     way = layer_plans(plan, ranks, rank, tiers)[-1]
     inward, outward = (matrices[list(way.held)] for matrices in matrices_of(way.experts))
-    layer = PlannedExperts(ExpertStack(inward, outward), way)
+    layer = PlannedExperts(ExpertStack(inward, outward), way, group)
     tokens = tokens_of(ranks, way.experts).of(rank)
     x, weight = tokens.x.requires_grad_(), tokens.weight.requires_grad_()
     with Counted(rank) as there:
         y = layer(x, tokens.chosen, weight)
     with Counted(rank) as back:
         (y * tokens.target).sum().backward()
-    reduce_gradients(layer)
+    reduce_gradients(layer, group)
     with torch.inference_mode():
         again = layer(x, tokens.chosen, weight)
     gradients = [torch.zeros_like(matrix) if matrix.grad is None else matrix.grad for matrix in layer.parameters()]
@@ -88,7 +88,12 @@ def outcome_of(case: dict, rank: int, ranks: int) -> dict:
 def main(rank: int, ranks: int, folder: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
     cases = json.loads(Path(os.environ["PLANS"]).read_text())
-    outcome = {name: outcome_of(case, rank, ranks) for name, case in cases.items()}
+    groups = [dist.new_group([0, 2]), dist.new_group([1, 3])] if ranks == 4 else []
+    outcome = {}
+    for name, case in cases.items():
+        alone = "in a group" in name  # of ranks 1 and 3, or of the other two
+        ends = (rank // 2, 2, groups[rank % 2]) if alone else (rank, ranks)
+        outcome[name] = outcome_of(case, *ends)
     dist.barrier()
     (folder / f"outcome-{rank}.json").write_text(json.dumps(outcome))
     dist.destroy_process_group()

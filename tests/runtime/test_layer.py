@@ -20,7 +20,7 @@ from engine.runtime.experts import ExpertStack
 from engine.runtime.layer import PlannedExperts
 from engine.runtime.layer_plan import layer_plans, not_followed
 from engine.systems import run, system_named
-from tests.cases.launch_plans import blocks, plan_with, skewed
+from tests.cases.launch_plans import blocks, plan_in, plan_with, skewed
 from tests.cases.live_layers import D_FF, WIDTH, K, matrices_of, tokens_of
 from tests.cases.two_nodes import cluster_of
 from tests.oracles import dense_moe
@@ -98,6 +98,14 @@ OF_TWO = {
     "in parts": lambda: in_parts(plan_with(blocks(MODEL, 2)), 2),
     "replicas": lambda: plan_with(placed(tuple(range(8)), (1, 2, 7))),
 }
+
+
+def in_groups() -> dict[str, Plan]:
+    """Plans for two ranks, in every kind of exchange, for groups of two among four."""
+    where, trace = blocks(MODEL, 2), skewed(300, MODEL)
+    return {mode: plan_in(mode, trace, where, MODEL) for mode in ("concurrent", "matched", "sequential")}
+
+
 OF_ONE = {"linear": lambda: plan_with(blocks(MODEL, 1)), "in parts": lambda: in_parts(plan_with(blocks(MODEL, 1)), 2)}
 CASES = {4: OF_FOUR, 2: OF_TWO, 1: OF_ONE}
 COPIES_IN_TURN = [name for name in OF_FOUR if "copies:" not in name and name != "two-tier"]
@@ -133,6 +141,10 @@ class Ranks:
             name: {"plan": plan.model_dump_json(), "tiers": NODES.model_dump() if ranks == 4 else None}
             for name, plan in self.plans.items()
         }
+        if ranks == 4:
+            told |= {
+                f"{name}, in a group": {"plan": plan.model_dump_json(), "tiers": None} for name, plan in in_groups().items()
+            }
         (folder / "plans.json").write_text(json.dumps(told))
         self.outcomes = outcomes_of("runtime.layer_ranks", ranks, PLANS=str(folder / "plans.json"))
 
@@ -169,6 +181,16 @@ def hold(ranks: Ranks, case: str) -> None:
 @pytest.mark.parametrize("case", OF_FOUR)
 def test_four_ranks_compute_what_a_dense_layer_does(of_four, case):
     hold(of_four, case)
+
+
+@pytest.mark.parametrize("mode", in_groups())
+def test_a_group_of_some_ranks_is_enough(of_four, mode):
+    wanted = Wanted.of(2)
+    for members in ((0, 2), (1, 3)):
+        outcomes = [of_four.outcomes[rank][f"{mode}, in a group"] for rank in members]
+        for name, of_all in (("y", wanted.y), ("x", wanted.x)):
+            parts = [torch.tensor(outcome[name], dtype=torch.float64).reshape(-1, WIDTH) for outcome in outcomes]
+            assert off(torch.cat(parts), of_all) < 1e-5
 
 
 def test_replicas_have_the_same_gradient_to_the_last_bit(of_four):
