@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from unittest import mock
 
@@ -136,7 +137,7 @@ def run(rank: int, folder: Path, cases: dict) -> None:
         plan = Plan.model_validate_json(plans["eplb"])
         outcome["loaded"][family] = loaded(family, Path(cases["folders"]) / family, plan, rank)
     for name, plan in cases["step"].items():
-        outcome["gradients"][name] = one_step("qwen3_moe", Plan.model_validate_json(plan), rank)
+        outcome["gradients"][name] = one_step(cases["family"], Plan.model_validate_json(plan), rank)
     plan = Plan.model_validate_json(cases["big plan"])
     outcome["grown"] = memory(Path(cases["folders"]) / "big", plan)
     outcome["refused"] = refused(Path(cases["folders"]) / "big", plan, rank)
@@ -146,7 +147,7 @@ def run(rank: int, folder: Path, cases: dict) -> None:
     os._exit(0)  # the group is broken
 
 
-def save(folder: Path, families: list[str]) -> None:
+def save(folder: Path, families: Sequence[str]) -> None:
     """Write the models that ranks load."""
     for family in families:
         model_of(family).save_pretrained(folder / family)
