@@ -9,11 +9,12 @@ import torch
 
 pytest.importorskip("transformers")
 
-from engine.plan import Plan
+from engine.plan import Placement, Plan
 from engine.runtime.adapters import FAMILIES
 from engine.runtime.memory import weight_memory
 from engine.runtime.weights import Checkpoint, Sources
 from tests import everything
+from tests.cases.plans import plan_of as plan_at
 from tests.cases.tiny_models import CONFIGS, config_of, model_of, plan_of
 from tests.runtime import model_ranks
 from tests.runtime.model_ranks import BIG, RANKS
@@ -47,7 +48,10 @@ def plans() -> dict[str, dict[str, Plan]]:
 
 @pytest.fixture(scope="module")
 def big_plan() -> Plan:
-    return plan_of(model_of("olmoe", num_hidden_layers=BIG["num_hidden_layers"]), RANKS, "eplb", redundant=3, spare="in all")
+    """Uneven slots: 4, 4, 3 and 2 experts on the ranks."""
+    slots = ((0, 1, 2, 3), (0, 4, 5, 6), (0, 1, 7), (6, 7))
+    layers = tuple(range(BIG["num_hidden_layers"]))
+    return plan_at(Placement(experts=8, experts_of_gpu=(slots,) * len(layers), model_layers=layers))
 
 
 @pytest.fixture(scope="module")
