@@ -76,6 +76,7 @@ OF_FOUR = {
     "aurora, matched": MATCHED,
     "aurora, shared": lambda: planned("aurora", 4, order="shared"),
     "uneven slots": lambda: plan_with(UNEVEN),
+    "a GPU without experts": lambda: plan_with(placed((0, 1, 2), (3, 4, 5, 6), (7,), ())),
     "sequential": lambda: planned("rcs", 4),
     "two-tier": lambda: tiered(UNEVEN),
     "degree 2": lambda: in_parts(planned("linear", 4), 2),
@@ -171,6 +172,9 @@ def hold(ranks: Ranks, case: str) -> None:
     np.testing.assert_allclose(ranks.all_of(case, "again"), ranks.all_of(case, "y"), atol=1e-5)
     assert off(ranks.all_of(case, "x"), wanted.x) < most
     assert off(ranks.all_of(case, "weight", K), wanted.weight) < most
+    factor = (wanted.x * tokens_of(len(ranks.outcomes), EXPERTS).x).sum(dim=0)
+    for outcome in ranks.outcomes:
+        assert off(torch.tensor(outcome[case]["factor"], dtype=torch.float64), factor) < most
     for name, of_all in (("inward", wanted.inward), ("outward", wanted.outward)):
         for outcome in ranks.outcomes:
             held = outcome[case]["held"]
