@@ -19,6 +19,7 @@ from engine.runtime.exchange.routes import route
 from engine.runtime.experts import ExpertStack
 from engine.runtime.layer import PlannedExperts
 from engine.runtime.layer_plan import layer_plans, not_followed
+from engine.runtime.trip import Spread, WeightedSum
 from engine.systems import run, system_named
 from tests.cases.launch_plans import blocks, plan_in, plan_with, skewed
 from tests.cases.live_layers import D_FF, WIDTH, K, matrices_of, tokens_of
@@ -178,8 +179,8 @@ def hold(ranks: Ranks, case: str) -> None:
     for name, of_all in (("inward", wanted.inward), ("outward", wanted.outward)):
         for outcome in ranks.outcomes:
             held = outcome[case]["held"]
-            gradient = torch.tensor(outcome[case][name], dtype=torch.float64)
-            assert (gradient - of_all[held]).abs().max() < most * of_all.abs().max()
+            gradient = torch.tensor(outcome[case][name], dtype=torch.float64).reshape(len(held), *of_all.shape[1:])
+            assert torch.allclose(gradient, of_all[held], rtol=0, atol=most * float(of_all.abs().max()))
 
 
 @pytest.mark.parametrize("case", OF_FOUR)
@@ -250,6 +251,17 @@ def test_one_rank_needs_no_process_group():
         (y * tokens.target).sum().backward()
         assert off(y, wanted.y) < 1e-5 and off(x.grad, wanted.x) < 1e-5
         assert off(layer.experts.inward.grad, wanted.inward) < 1e-5
+
+
+def test_gradients_of_weighted_sums_are_those_of_small_differences():
+    place = torch.tensor([[0, -1], [2, 1], [-1, -1]])
+    rows, weight = (torch.randn(shape, dtype=torch.float64).requires_grad_() for shape in ((3, 4), (3, 2)))
+    assert torch.autograd.gradcheck(lambda *leaves: WeightedSum.apply(leaves[0], place, leaves[1]), (rows, weight))
+    nowhere = torch.full((3, 2), -1)
+    WeightedSum.apply(rows[:0], nowhere, weight).sum().backward()
+    assert not weight.grad.any() and not rows.grad.any(), "no rows, and still a part of the computation"
+    source = torch.tensor([0, 1, 1])
+    assert torch.autograd.gradcheck(lambda vectors: Spread.apply(vectors, source, place), (rows,))
 
 
 def refused(match: str, plan: Plan, ranks: int = 4, **more) -> None:
