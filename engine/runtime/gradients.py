@@ -34,19 +34,18 @@ def reduce_gradients(model: nn.Module, group: dist.ProcessGroup | None = None) -
 def _sum_replicas(layer: PlannedExperts) -> None:
     """Exchange the gradients of the experts that two ranks both hold, and sum them up."""
     way, exchange = layer.way, layer.exchange
+    if exchange.alone or way.placement.single:
+        return
     held = {expert: slot for slot, expert in enumerate(way.held)}
     # Slots here of the experts that another rank holds too, in one order on both.
     common = [sorted(set(held) & set(others)) if rank != way.rank else [] for rank, others in enumerate(way.experts_of_rank)]
     slots = [[held[expert] for expert in experts] for experts in common]
-    if exchange.alone or way.placement.single:
-        return
+    rows = [len(part) for part in slots]
     for parameter in layer.experts.parameters():
         if not parameter.requires_grad:
             continue
         own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        leaving = own[[slot for part in slots for slot in part]]
-        rows = [len(part) for part in slots]
-        parts = exchange.along(leaving, rows, rows).split(rows)
+        parts = exchange.along(own[[slot for part in slots for slot in part]], rows, rows).split(rows)
         total = torch.zeros_like(own)
         for rank, part in enumerate(parts):
             if rank == way.rank:

@@ -23,8 +23,9 @@ class Trip:
     wire: rows as bytes; None: vectors as they are
     source: int64[row sent], the vector that it is; None: each vector is one row
     place: int64[vector, many], the rows that a vector is, -1 = none
-    order, back: int64[row received], the rows in the order in which they are wanted, and where each of them stands in that
-        order; None: as they come, by their source
+
+    `order` and `back`, to be set before arrival: int64[row received], the rows in the order in which they are wanted, and where
+    each of them stands in that order; None: as they come, by their source.
     """
 
     def __init__(
@@ -35,11 +36,11 @@ class Trip:
         wire: Wire | None = None,
         source: torch.Tensor | None = None,
         place: torch.Tensor | None = None,
-        order: torch.Tensor | None = None,
-        back: torch.Tensor | None = None,
     ) -> None:
         self.exchange, self.kind, self.sizes, self.wire = exchange, kind, sizes, wire
-        self.source, self.place, self.order, self.back = source, place, order, back
+        self.source, self.place = source, place
+        self.order: torch.Tensor | None = None
+        self.back: torch.Tensor | None = None
         self.wait: Callable[[], torch.Tensor] | None = None
 
     def depart(self, vectors: torch.Tensor, weights: torch.Tensor | None = None) -> None:

@@ -10,6 +10,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from engine.plan import Plan
 from engine.runtime.exchange.links import Tiers
@@ -18,7 +19,18 @@ from engine.runtime.gradients import reduce_gradients
 from engine.runtime.layer import PlannedExperts
 from engine.runtime.layer_plan import layer_plans
 from engine.runtime.live import LiveExchange
-from tests.cases.live_layers import matrices_of, tokens_of
+from tests.cases.live_layers import WIDTH, matrices_of, tokens_of
+
+
+class Model(nn.Module):
+    """A layer under a plan, after a dense one that every rank has: a factor of each number."""
+
+    def __init__(self, layer: PlannedExperts) -> None:
+        super().__init__()
+        self.layer, self.factor = layer, nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: torch.Tensor, chosen: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return self.layer(x * self.factor, chosen, weight)
 
 
 class Counted:
@@ -70,18 +82,22 @@ def outcome_of(case: dict, rank: int, ranks: int, group: dist.ProcessGroup | Non
     tiers = None if case["tiers"] is None else Tiers(**case["tiers"])
     way = layer_plans(plan, ranks, rank, tiers)[-1]
     inward, outward = (matrices[list(way.held)] for matrices in matrices_of(way.experts))
-    layer = PlannedExperts(ExpertStack(inward, outward), way, group)
+    model = Model(PlannedExperts(ExpertStack(inward, outward), way, group))
     tokens = tokens_of(ranks, way.experts).of(rank)
     x, weight = tokens.x.requires_grad_(), tokens.weight.requires_grad_()
     with Counted(rank) as there:
-        y = layer(x, tokens.chosen, weight)
+        y = model(x, tokens.chosen, weight)
     with Counted(rank) as back:
         (y * tokens.target).sum().backward()
-    reduce_gradients(layer, group)
+    reduce_gradients(model, group)
     with torch.inference_mode():
-        again = layer(x, tokens.chosen, weight)
-    gradients = [torch.zeros_like(matrix) if matrix.grad is None else matrix.grad for matrix in layer.parameters()]
-    tensors = {"y": y, "again": again, "x": x.grad, "weight": weight.grad, "inward": gradients[0], "outward": gradients[1]}
+        again = model(x, tokens.chosen, weight)
+    experts = model.layer.experts
+    gradients = {
+        name: torch.zeros_like(matrix) if matrix.grad is None else matrix.grad
+        for name, matrix in (("inward", experts.inward), ("outward", experts.outward), ("factor", model.factor))
+    }
+    tensors = {"y": y, "again": again, "x": x.grad, "weight": weight.grad} | gradients
     return {"held": way.held, "bytes": [there.bytes, back.bytes], **{name: tensor.tolist() for name, tensor in tensors.items()}}
 
 

@@ -19,6 +19,7 @@ from engine.runtime.exchange.routes import route
 from engine.runtime.experts import ExpertStack
 from engine.runtime.layer import PlannedExperts
 from engine.runtime.layer_plan import layer_plans, not_followed
+from engine.runtime.trip import Spread, WeightedSum
 from engine.systems import run, system_named
 from tests.cases.launch_plans import blocks, plan_in, plan_with, skewed
 from tests.cases.live_layers import D_FF, WIDTH, K, matrices_of, tokens_of
@@ -76,6 +77,7 @@ OF_FOUR = {
     "aurora, matched": MATCHED,
     "aurora, shared": lambda: planned("aurora", 4, order="shared"),
     "uneven slots": lambda: plan_with(UNEVEN),
+    "a GPU without experts": lambda: plan_with(placed((0, 1, 2), (3, 4, 5, 6), (7,), ())),
     "sequential": lambda: planned("rcs", 4),
     "two-tier": lambda: tiered(UNEVEN),
     "degree 2": lambda: in_parts(planned("linear", 4), 2),
@@ -171,11 +173,14 @@ def hold(ranks: Ranks, case: str) -> None:
     np.testing.assert_allclose(ranks.all_of(case, "again"), ranks.all_of(case, "y"), atol=1e-5)
     assert off(ranks.all_of(case, "x"), wanted.x) < most
     assert off(ranks.all_of(case, "weight", K), wanted.weight) < most
+    factor = (wanted.x * tokens_of(len(ranks.outcomes), EXPERTS).x).sum(dim=0)
+    for outcome in ranks.outcomes:
+        assert off(torch.tensor(outcome[case]["factor"], dtype=torch.float64), factor) < most
     for name, of_all in (("inward", wanted.inward), ("outward", wanted.outward)):
         for outcome in ranks.outcomes:
             held = outcome[case]["held"]
-            gradient = torch.tensor(outcome[case][name], dtype=torch.float64)
-            assert (gradient - of_all[held]).abs().max() < most * of_all.abs().max()
+            gradient = torch.tensor(outcome[case][name], dtype=torch.float64).reshape(len(held), *of_all.shape[1:])
+            assert torch.allclose(gradient, of_all[held], rtol=0, atol=most * float(of_all.abs().max()))
 
 
 @pytest.mark.parametrize("case", OF_FOUR)
@@ -246,6 +251,17 @@ def test_one_rank_needs_no_process_group():
         (y * tokens.target).sum().backward()
         assert off(y, wanted.y) < 1e-5 and off(x.grad, wanted.x) < 1e-5
         assert off(layer.experts.inward.grad, wanted.inward) < 1e-5
+
+
+def test_gradients_of_weighted_sums_are_those_of_small_differences():
+    place = torch.tensor([[0, -1], [2, 1], [-1, -1]])
+    rows, weight = (torch.randn(shape, dtype=torch.float64).requires_grad_() for shape in ((3, 4), (3, 2)))
+    assert torch.autograd.gradcheck(lambda *leaves: WeightedSum.apply(leaves[0], place, leaves[1]), (rows, weight))
+    nowhere = torch.full((3, 2), -1)
+    WeightedSum.apply(rows[:0], nowhere, weight).sum().backward()
+    assert not weight.grad.any() and not rows.grad.any(), "no rows, and still a part of the computation"
+    source = torch.tensor([0, 1, 1])
+    assert torch.autograd.gradcheck(lambda vectors: Spread.apply(vectors, source, place), (rows,))
 
 
 def refused(match: str, plan: Plan, ranks: int = 4, **more) -> None:
