@@ -8,8 +8,8 @@ RUN apt-get update \
     && mkdir /data && chown switchyard /data
 
 WORKDIR /switchyard
-COPY requirements.txt requirements-no-deps.txt ./
-RUN pip install --no-cache-dir -r requirements.txt \
+COPY requirements.txt requirements-models.txt requirements-no-deps.txt ./
+RUN pip install --no-cache-dir -r requirements.txt -r requirements-models.txt \
     && pip install --no-cache-dir --no-deps -r requirements-no-deps.txt
 COPY app app
 COPY engine engine

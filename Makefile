@@ -75,7 +75,7 @@ $(VENV)/.studio: requirements.txt requirements-no-deps.txt | $(VENV)/bin/python
 	$(PYTHON) -m engine.simulate.compile_ahead
 	touch $@ $(COMPILED)
 
-$(VENV)/.test: requirements-test.txt requirements.txt requirements-dask.txt requirements-no-deps.txt | $(VENV)/bin/python
+$(VENV)/.test: requirements-test.txt requirements.txt requirements-dask.txt requirements-models.txt requirements-no-deps.txt | $(VENV)/bin/python
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check -r requirements-test.txt
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-no-deps.txt
 	$(PYTHON) -m engine.simulate.compile_ahead

@@ -2,10 +2,12 @@
 
 import gc
 import itertools
+import json
 import os
+import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -71,6 +73,30 @@ def warm_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     address = tmp_path_factory.mktemp("warm") / "address"
     with warm.serving(address):
         yield address
+
+
+@pytest.fixture(scope="session")
+def outcomes_of(tmp_path_factory, warm_process) -> Callable[..., list]:
+    """A function that runs `python -m PROGRAM RANK RANKS FOLDER` for every rank and returns the JSON that each has written.
+    program: a module of the tests; settings: environment variables"""
+
+    def outcomes_of(program: str, ranks: int, **settings: str) -> list:
+        folder = tmp_path_factory.mktemp("ranks")
+        environment = os.environ | {warm.ADDRESS: str(warm_process)} | settings
+        processes = [
+            subprocess.Popen(
+                [str(warm.PYTHON), "-m", f"tests.{program}", str(rank), str(ranks), str(folder)], cwd=warm.ROOT, env=environment
+            )
+            for rank in range(ranks)
+        ]
+        try:
+            assert [process.wait(240) for process in processes] == [0] * ranks
+        finally:
+            for process in processes:
+                process.kill()
+        return [json.loads((folder / f"outcome-{rank}.json").read_text()) for rank in range(ranks)]
+
+    return outcomes_of
 
 
 @pytest.fixture

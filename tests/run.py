@@ -57,6 +57,8 @@ BUDGETS: dict[str, tuple[float, str]] = {
     "placement/test_best.py": (100, PLANS),
     "placement/test_coactivation.py": (100, PLANS),
     "placement/test_grouped_assignment.py": (100, PLANS),
+    "runtime/test_models.py": (100, RANKS),
+    "runtime/test_script.py": (100, RANKS),
     "systems/test_best.py": (100, PLANS),
     "systems/test_exflow.py": (100, PLANS),
     "systems/test_joint.py": (100, PLANS),

@@ -36,8 +36,12 @@ FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 OPTION = re.compile(r"--[a-z][a-z-]*")
 
-ELSEWHERE = ("docker ", "dask ", ".venv/bin/python -m pytest ", "SWITCHYARD_FUZZ=", "pip install ", "switchyard studio ")
-"""Commands that no test can run and none of ours answers, or that tests/test_installed.py runs: taken as they are."""
+ELSEWHERE = (
+    *("docker ", "dask ", ".venv/bin/python -m pytest ", "SWITCHYARD_FUZZ=", "pip install ", "switchyard studio "),
+    "torchrun ",
+)
+"""Commands that no test can run and none of ours answers, or that other tests run: taken as they are. `switchyard` is run by
+`tests/test_installed.py`, `torchrun` by `tests/runtime/test_script.py`."""
 ASKED_ONLY = (
     "python -m engine launch plan.json --on testbed",
     "python -m engine launch plan.json --on slurm --shared /shared/switchyard",
@@ -48,6 +52,7 @@ ASKED_ONLY = (
     "python -m engine record ",
     "python -m engine restore ",
     "python -m engine plan --cost profile.json --workload recording.npz",
+    "python -m engine plan --workload recording.npz --model /models/olmoe/config.json",
     "python -m engine plan --dask tcp://10.0.0.5:8786",
 )
 """Commands of ours that need root, a cluster, a server, a quiet machine, an empty data folder or a person's own files: their

@@ -62,13 +62,14 @@ THRESHOLDS = {
 
 
 def _record(commands: Commands) -> None:
-    command = add_command(commands, "record", "record", "record from a running server of SGLang or vLLM")
+    command = add_command(commands, "record", "record", "record from a running server of SGLang or vLLM, or from a model")
     servers = {
         "--sglang URL": "an SGLang server, such as http://localhost:30000",
         "--vllm URL": "a vLLM server, such as http://localhost:8000",
+        "--text FILE": "run these texts (one a line, or .jsonl) through the model in the folder --model, here",
     }
     add_options(command.add_mutually_exclusive_group(required=True), servers)
-    output = "with --prompts: the .npz to write; otherwise the folder for the recorder's files"
+    output = "with --prompts and --text: the .npz to write; otherwise the folder for the recorder's files"
     add_options(command, {"-o --output OUT": output}, required=True)
     options = {
         "--seconds N": ("SGLang's recorder: how long; with --prompts: at most so long", {"type": float}),
@@ -76,13 +77,17 @@ def _record(commands: Commands) -> None:
         "--from-folder DIR": "SGLang's recorder: the server's SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR (by default "
         "/tmp), as it is reachable here; its files are copied from there",
         "--model FILE": "the model served: config.json, or a name of the catalogue (default with --sglang: what the "
-        "server serves, if it is in the catalogue)",
-        "--max-tokens N": ("tokens to generate a prompt (64)", {"default": 64}),
+        "server serves, if it is in the catalogue); with --text: the folder of the model",
+        "--max-tokens N": ("tokens to generate a prompt (64; with --text: 0)", {"type": int}),
         "--concurrency N": ("prompts at a time (1)", {"default": 1}),
+        "--ranks N": ("with --text: deal the texts to so many ranks in turn, and record the rank of each token", {"type": int}),
         "--timeout SECONDS": ("for one answer, and for files (300)", {"default": 300.0}),
     }
     add_options(command, options)
-    command.epilog = "The environment variable SWITCHYARD_API_KEY holds the key of a server that asks for one."
+    command.epilog = (
+        "The environment variable SWITCHYARD_API_KEY holds the key of a server that asks for one, and SWITCHYARD_MODELS the "
+        "folders that models may be opened from."
+    )
 
 
 def _recordings(commands: Commands) -> None:

@@ -1,7 +1,8 @@
-"""`record`: a recording from a running server."""
+"""`record`: a recording from a running server, or from a model that runs here."""
 
 import argparse
 import signal
+import time
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -10,17 +11,22 @@ import numpy as np
 from engine import formats
 from engine.cli.output import answer, progress, stopped_by_signals
 from engine.errors import InputError
+from engine.files import replace_atomically
+from engine.formats.writers import write_npz
 from engine.recording import sglang, vllm
+from engine.recording.own_model import LOADING, record_texts, tokenised
 from engine.recording.per_request import Recorded, read_prompts, record_requests, save_requests
 from engine.recording.server import Server, check_url
 
-MAX_CONCURRENCY = 256
+MAX_CONCURRENCY, MAX_RANKS = 256, 100_000
 HANG_UP = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
 """Signals of a closed terminal, which must not leave a server recording; none under nohup."""
 
 
 def run_record(options: argparse.Namespace) -> int:
     _check(options)
+    if options.text is not None:
+        return _from_model(options)
     return _from_recorder(options) if options.prompts is None else _from_answers(options)
 
 
@@ -28,17 +34,26 @@ def _check(options: argparse.Namespace) -> None:
     """Raise InputError for options that do not go together, before any server is asked."""
     if not 1 <= options.concurrency <= MAX_CONCURRENCY:
         raise InputError(f"--concurrency {options.concurrency}: choose between 1 and {MAX_CONCURRENCY}")
-    if options.max_tokens < 1:
-        raise InputError(f"--max-tokens {options.max_tokens}: at least one is needed")
+    if options.max_tokens is None:
+        options.max_tokens = 64 if options.text is None else 0
+    if options.max_tokens < (options.text is None):
+        least = "at least one is needed" if options.text is None else "it cannot be negative"
+        raise InputError(f"--max-tokens {options.max_tokens}: {least}")
     for name in ("seconds", "timeout"):
         value = getattr(options, name)
         if value is not None and not 0 < value <= 7 * 86400:
             raise InputError(f"--{name} {value:g}: choose between 0 and 604,800 s, a week")
-    if options.prompts is not None:
+    if options.text is not None and (wrong := [name for name in ("prompts", "from_folder") if getattr(options, name)]):
+        raise InputError(f"--{wrong[0].replace('_', '-')} is of a server; a model that runs here takes --text")
+    if options.text is not None and options.model is None:
+        raise InputError("--model is missing: the folder of the model that --text is run through")
+    if options.ranks is not None and (options.text is None or not 1 <= options.ranks <= MAX_RANKS):
+        raise InputError(f"--ranks goes with --text, from 1 to {MAX_RANKS:,}")
+    if options.prompts is not None or options.text is not None:
         if options.from_folder:
             raise InputError("--prompts takes routing from answers, --from-folder from SGLang's recorder; name one of them")
         if options.output.suffix.lower() != ".npz":
-            raise InputError(f"{options.output}: a recording from answers is an .npz; give it a name that ends so")
+            raise InputError(f"{options.output}: the recording is an .npz; give it a name that ends so")
         if options.output.is_dir() or not options.output.absolute().parent.is_dir():
             raise InputError(f"{options.output} cannot be written: it is a folder, or lies in none")
     elif options.vllm:
@@ -123,6 +138,45 @@ def _from_answers(options: argparse.Namespace) -> int:
     answer(options, content, _answers_as_text)
     if recorded.fault:
         raise InputError(f"{recorded.fault}; what was recorded before is in {options.output}")
+    return 0
+
+
+def _from_model(options: argparse.Namespace) -> int:
+    """Write the routing of texts in a model that runs here as one file."""
+    # With PyTorch, which no other way to record needs.
+    from engine.runtime.checkpoint import listed
+    from engine.runtime.weights import Loading, load_model
+
+    folder = listed(options.model)
+    texts = tokenised(folder, read_prompts(options.text), options.max_tokens)
+
+    end = time.monotonic() + (options.seconds or float("inf"))
+    with stopped_by_signals(*HANG_UP) as stopped, progress() as report:
+
+        def stop() -> bool:
+            return stopped() or time.monotonic() > end
+
+        report(0.0, f"about {texts.size.bytes / 1024**2:.1f} MB to record: {texts.size.sum}")
+        model = load_model(folder, Loading(stop=stop, report=lambda share, line: report(LOADING * share, line)))
+        whole = record_texts(
+            *(model, texts, options.max_tokens, options.concurrency, options.ranks, options.text.stem, stop),
+            lambda share, line: report(LOADING + (1 - LOADING) * share, line),
+        )
+    trace, ended = whole
+    try:
+        with replace_atomically(options.output) as draft:
+            write_npz(trace, draft)
+    except OSError as error:
+        raise InputError(f"{options.output} cannot be written: {error.strerror}") from None
+    notes = [f"ended before the last text: {ended}"] if ended else []
+    if texts.cut:
+        notes.append(f"{texts.cut:,} texts were longer than the model takes, and cut")
+    if not any(folder.glob("*.safetensors")):
+        notes.append("the folder has no weights: the routing is of random ones, and says nothing about the model")
+    content = {"from": "model", "saved": str(options.output), "prompts": len(texts.ids)}
+    content["answered"] = len(np.unique(trace.sequence))
+    content |= {"tokens": trace.tokens, "layers": trace.layers, "k": trace.k, "estimated_bytes": texts.size.bytes}
+    answer(options, content | {"metrics": {}, "notes": notes}, _answers_as_text)
     return 0
 
 

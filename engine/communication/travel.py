@@ -202,7 +202,13 @@ def _symmetric(weight: np.ndarray, k: int) -> np.ndarray:
 
 
 def serving_gpus(
-    placement: Placement, layer: int, experts: np.ndarray, travel: Travel, source: np.ndarray, stops: Stops
+    placement: Placement,
+    layer: int,
+    experts: np.ndarray,
+    travel: Travel,
+    source: np.ndarray,
+    stops: Stops,
+    load: np.ndarray | None = None,
 ) -> np.ndarray:
     """int64[token, k]: the GPU that serves every choice of a layer's tokens, -1 where there is none.
 
@@ -212,6 +218,7 @@ def serving_gpus(
     experts: int[token, k], -1 = none
     source: int[token], the GPU that a token is sent from
     stops: the nodes
+    load: float64[expert] token copies of the layer, if these tokens are not all of them
     """
     if travel.replicas is None or placement.single:
         return placement.hosts(layer, experts)
@@ -219,7 +226,7 @@ def serving_gpus(
     if travel.replicas != "fewest":
         from engine.placement.dispatch_rules import hosts_of_tokens
 
-        return hosts_of_tokens(placement, travel, layer, experts, source)
+        return hosts_of_tokens(placement, travel, layer, experts, source, load)
     from engine.placement.coactivation import chosen_copies
 
     group = stops.of_gpu if travel.unit == "node" and stops.count > 1 else np.arange(placement.gpus)

@@ -1,7 +1,10 @@
 """A plan as a real `torch.distributed` job, from a person's request to the ranks' measurements.
 
 `preparation.launch.Launch` is the request. `preparation.prepare.prepare` folds it onto ranks and checks that it can
-run, `running.run.run` runs it at its destination and reads the measured times along with the predicted ones. The rooms,
+run, `running.run.run` runs it at its destination and reads the measured times along with the predicted ones. What a
+rank sends and computes with is `engine.runtime`, which runs live models too: rows as bytes, exchanges in the plan's order,
+experts and sums of their outputs. A launch knows the recording, so its ranks lay out all rows beforehand instead of
+telling each other how many come, and its steps begin together, with a clock on each. The rooms,
 from the ground up; each imports only from those above it in this list:
 
 rank: instructions of a rank, layers forward, exchanges in the plan's order, clock and events

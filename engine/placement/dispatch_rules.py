@@ -78,14 +78,18 @@ def served_and_sent(
     return served + shared.sum(axis=0)[:, None] * share, sent + shared @ share
 
 
-def hosts_of_tokens(placement: Placement, travel: Travel, layer: int, experts: np.ndarray, source: np.ndarray) -> np.ndarray:
+def hosts_of_tokens(
+    placement: Placement, travel: Travel, layer: int, experts: np.ndarray, source: np.ndarray, load: np.ndarray | None = None
+) -> np.ndarray:
     """The GPU that serves every choice of a layer's tokens: int64[token, k], -1 where there is none.
 
     experts: int[token, k] choices, -1 = none
     source: int[token] ranks of the tokens
+    load: see `choices_of_ranks`; by default these tokens are all of the layer
     """
     chosen, rank = experts.astype(np.int64), np.broadcast_to(np.asarray(source, np.int64)[:, None], experts.shape)
-    load = np.bincount(chosen[chosen >= 0], minlength=placement.experts).astype(np.float64)
+    if load is None:
+        load = np.bincount(chosen[chosen >= 0], minlength=placement.experts).astype(np.float64)
     near, share = choices_of_ranks(placement, travel, layer, load)
     host = np.where(chosen >= 0, near[rank, chosen].astype(np.int64), -1)
     shared = np.where(host >= 0, -1, chosen)

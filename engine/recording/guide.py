@@ -131,7 +131,8 @@ PYTORCH = EngineGuide(
     name="Any PyTorch model",
     advice="""\
 Where no engine serves the model, or the recording is to be exact and repeatable: run it with Hugging Face
-Transformers, or as a module of your own, under the recorder below.""",
+Transformers, or as a module of your own, under the recorder below. For a model in a folder and texts in a file,
+`record --text` does so.""",
     ways=(
         Way(
             key="pytorch",

@@ -1,5 +1,14 @@
-"""A planned MoE layer on a rank, with real tensors; `engine.launch` replays recordings on it.
+"""Planned MoE layers on a rank, with real tensors: those of a person's own model, and those that `engine.launch` replays
+recordings on.
 
 exchange: rows between ranks, as bytes, in the order of a plan and by its ways, with a rank's clock and events
 experts: the FFNs of the experts that a rank has
+layer_plan: one layer of a plan on a rank: experts held, copies that serve, order, travel
+live: exchanges of ranks that each know only their own rows: sizes first, then rows
+trip: an exchange as a step of a computation, which gradients go backwards
+layer: the planned experts of a live model's layer, one token's trip
+gradients: sums of gradients, over replicas and over all ranks
+adapters: the MoE blocks of a family of models
+apply: a plan applied to a model
+checkpoint, weights, memory: a model out of a folder, with the experts of this rank alone
 """

@@ -1,8 +1,5 @@
 """Ranks that several tests of a module look at: launches and small programs, run once."""
 
-import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 
@@ -30,32 +27,6 @@ def launch_once(tmp_path_factory, warm_process) -> Callable[[PreparedLaunch], Ru
             return run_here(launch, folder / "run", never, silent)
 
     return launch_once
-
-
-@pytest.fixture(scope="session")
-def outcomes_of(tmp_path_factory, warm_process) -> Callable[..., list]:
-    """A function that runs `python -m PROGRAM RANK RANKS FOLDER` for every rank and returns the JSON that each has written.
-    program: a module of `tests.launch`; settings: environment variables"""
-
-    def outcomes_of(program: str, ranks: int, **settings: str) -> list:
-        folder = tmp_path_factory.mktemp("ranks")
-        environment = os.environ | {warm.ADDRESS: str(warm_process)} | settings
-        processes = [
-            subprocess.Popen(
-                [str(warm.PYTHON), "-m", f"tests.launch.{program}", str(rank), str(ranks), str(folder)],
-                cwd=warm.ROOT,
-                env=environment,
-            )
-            for rank in range(ranks)
-        ]
-        try:
-            assert [process.wait(60) for process in processes] == [0] * ranks
-        finally:
-            for process in processes:
-                process.kill()
-        return [json.loads((folder / f"outcome-{rank}.json").read_text()) for rank in range(ranks)]
-
-    return outcomes_of
 
 
 @pytest.fixture

@@ -42,7 +42,7 @@ from torch.distributed import distributed_c10d
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.launch import worker
-from engine.launch.rank import recorder
+from engine.runtime.exchange import recorder
 from engine.runtime.exchange.recorder import Recorder
 
 PATIENCE = float(os.environ.get("SWITCHYARD_NCCL_PATIENCE", 8))

@@ -37,7 +37,7 @@ RANKS = 4
 @pytest.fixture(scope="module")
 def of_four(outcomes_of) -> list[dict]:
     """All exchanges of each of four ranks."""
-    return outcomes_of("exchange_ranks", RANKS)
+    return outcomes_of("launch.exchange_ranks", RANKS)
 
 
 def wanted(counts: np.ndarray, rank: int) -> list[list[int]]:
@@ -73,7 +73,7 @@ def test_a_shared_order_takes_what_its_busiest_link_needs(of_four):
 
 @pytest.mark.parametrize("ranks", [RANKS, pytest.param(8, marks=pytest.mark.everything)])
 def test_every_row_arrives_in_its_place_and_every_hop_is_logged_once_by_each_of_its_ends(of_four, outcomes_of, ranks):
-    outcomes = of_four if ranks == RANKS else outcomes_of("exchange_ranks", ranks)
+    outcomes = of_four if ranks == RANKS else outcomes_of("launch.exchange_ranks", ranks)
     cases = zip(relays_of(len(outcomes)), *(outcome["relayed"] for outcome in outcomes), strict=True)
     for number, ((counts, done), *exchanges) in enumerate(cases):
         order = [[piece.phase, piece.src, piece.dst, piece.begin, piece.end] for piece in done.order]

@@ -72,7 +72,7 @@ def test_training_steps_of_every_policy(tmp_path, monkeypatch, words):
 
 def test_what_breaks_the_rules_is_refused_or_shows(outcomes_of):
     words = {"SWITCHYARD_NCCL": "late,one-queue", "SWITCHYARD_NCCL_PATIENCE": "3"}
-    for rank, outcome in enumerate(outcomes_of("breaking_ranks", 2, **words)):
+    for rank, outcome in enumerate(outcomes_of("launch.breaking_ranks", 2, **words)):
         assert outcome["mixed"] == "a batch of several communicators"
         assert outcome["alone"] == "breaking_ranks.py, <lambda>: a send outside a batch"
         assert all(map(math.isnan, outcome["by the host"])), "which does not wait for the stream"

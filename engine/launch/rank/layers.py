@@ -17,10 +17,10 @@ from engine.launch.rank.difference import Difference, allowed, coarsest, relativ
 from engine.launch.rank.layer import gate, reference, tokens_in
 from engine.plan import Placement, Plan, Schedule
 from engine.runtime.exchange.all_to_all import Exchange
-from engine.runtime.exchange.hops import Hops, hops
+from engine.runtime.exchange.hops import Hops
 from engine.runtime.exchange.recorder import Mark
-from engine.runtime.exchange.relayed import RelayedExchange
-from engine.runtime.exchange.routes import Piece, Rows, combined, pieces, route
+from engine.runtime.exchange.relayed import exchange_of, ordered
+from engine.runtime.exchange.routes import Piece, Rows, combined, route
 from engine.runtime.exchange.wire import wires_of
 from engine.runtime.experts import aggregate, expert_ffns, uses_grouped_gemms
 
@@ -33,26 +33,29 @@ class Ready:
     at work, and buffers for arriving rows.
 
     chosen: int64[token, k] of the tokens held
-    token, choice: int64[copy sent]
-    by_expert: int64[copy received], in the order of the experts; the e-th expert at work has rows_of[e] of them
+    token: int64[row sent], its index among them
+    row: int64[copy computed], the row received that it is made of, in the order of the experts; the e-th expert at work
+        has rows_of[e] of them
     ends: see `expert_ffns`
-    result: int64[copy returned], its position in that order
-    token_back, choice_back: int64[copy that comes back]
+    token_back: int64[row that comes back], the index of its token among those held then
+    result: int64[copy returned], its position in the order of the experts, where every copy is a row
+    choice_back: int64[copy that comes back], where every copy is a row
+    place: int64[row received, k], the positions in that order of the copies made of it, where it serves several experts
     """
 
     chosen: torch.Tensor
     token: torch.Tensor
-    choice: torch.Tensor
-    by_expert: torch.Tensor
+    row: torch.Tensor
     rows_of: list[int]
     ends: torch.Tensor | None
     inward: torch.Tensor
     outward: torch.Tensor
-    result: torch.Tensor
     token_back: torch.Tensor
-    choice_back: torch.Tensor
     incoming: torch.Tensor
     back: torch.Tensor
+    result: torch.Tensor | None = None
+    choice_back: torch.Tensor | None = None
+    place: torch.Tensor | None = None
 
 
 class Layers:
@@ -95,9 +98,8 @@ class Layers:
 
     def _ordered(self, schedule: Schedule | None, route: Rows) -> list[Piece] | Hops:
         """All sends of an exchange."""
-        if self.mode == "two-tier":
-            return hops(schedule, route.counts, self.context.instructions.tiers.network)
-        return pieces(self.mode, schedule, route.counts)
+        tiers = self.context.instructions.tiers
+        return ordered(self.mode, schedule, route.counts, None if tiers is None else tiers.network)
 
     @property
     def width(self) -> int:
@@ -141,9 +143,8 @@ class Layers:
         self._ready = Ready(
             chosen=self._on_device(self.experts[self.held(layer), layer].astype(np.int64)),
             token=self._on_device(np.searchsorted(self.held(layer), out.token[sent])),
-            choice=self._on_device(out.choice[sent]),
-            by_expert=self._on_device(by_expert),
-            **self._at_work(layer, out.expert[received]),
+            row=self._on_device(by_expert),
+            **self._at_work(layer, np.bincount(out.expert[received])),
             result=self._on_device(result),
             token_back=self._on_device(np.searchsorted(self.held(layer + 1), back.token[arriving])),
             choice_back=self._on_device(back.choice[arriving]),
@@ -152,15 +153,15 @@ class Layers:
         )
         self._make_ways(layer)
 
-    def _at_work(self, layer: int, expert: np.ndarray) -> dict[str, Any]:
-        """rows_of, ends, inward and outward of `Ready`. expert: int64[copy received], in any order."""
-        at_work, rows_of = np.unique(expert, return_counts=True)
+    def _at_work(self, layer: int, counts: np.ndarray) -> dict[str, Any]:
+        """rows_of, ends, inward and outward of `Ready`. counts: int64[expert] copies computed here."""
+        at_work = np.flatnonzero(counts)
         inward, outward = self.weights.experts(layer, at_work.tolist())
         grouped = len(at_work) and uses_grouped_gemms(
             self.context.device, self.weights.dtype, (inward.shape[2], *outward.shape[1:])
         )
-        ends = self._on_device(np.cumsum(rows_of).astype(np.int32)) if grouped else None
-        return {"rows_of": rows_of.tolist(), "ends": ends, "inward": inward, "outward": outward}
+        ends = self._on_device(np.cumsum(counts[at_work]).astype(np.int32)) if grouped else None
+        return {"rows_of": counts[at_work].tolist(), "ends": ends, "inward": inward, "outward": outward}
 
     def _buffer(self, kind: str, rows: int) -> torch.Tensor:
         """Room for the rows that arrive in an exchange."""
@@ -201,11 +202,9 @@ class Layers:
 
     def _exchange(self, kind: str, layer: int, log: Callable[[Piece, Mark], None], channel: int) -> Exchange:
         """The exchange that carries out the dispatch or combine of a layer."""
-        rank, recorder, group = self.context.rank, self.context.recorder, self.communicator.group
-        order, counts = self.order[kind][layer], self.routes[kind][layer].counts
-        if isinstance(order, Hops):
-            return RelayedExchange(rank, order, counts, log, recorder, group, channel)
-        return Exchange(rank, self.mode, order, counts, log, recorder, group, self.context.links, channel)
+        context, group = self.context, self.communicator.group
+        ends = self.order[kind][layer], context.rank, self.mode, self.routes[kind][layer].counts
+        return exchange_of(*ends, log, context.recorder, group, context.links, channel)
 
     def exchange(self, kind: str, layer: int) -> None:
         """Carry out the dispatch or combine of a layer. The ranks have to have met."""
@@ -219,7 +218,7 @@ class Layers:
         """Run this rank's experts on all rows that came; the outputs are in the order of the combine."""
         with self._computing("ffn", layer):
             rows = self._unpacked("dispatch", self._ready.incoming)
-            outputs_of_experts = self._computed(rows[self._ready.by_expert])
+            outputs_of_experts = self._computed(rows[self._ready.row])
             self.result = self._packed("combine", outputs_of_experts[self._ready.result])
 
     def _computed(self, rows: torch.Tensor) -> torch.Tensor:

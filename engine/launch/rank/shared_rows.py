@@ -7,7 +7,6 @@ every stop: at the experts' rank, at the token's entry into their node, and at h
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,36 +15,15 @@ from engine.communication.travel import Stops, serving_gpus
 from engine.launch.rank.communicator import Communicator
 from engine.launch.rank.context import RankContext
 from engine.launch.rank.layer import gate, reference_with_stops
-from engine.launch.rank.layers import Layers
+from engine.launch.rank.layers import Layers, Ready
 from engine.plan import Placement, Plan, Schedule
 from engine.runtime.exchange.all_to_all import Exchange
 from engine.runtime.exchange.hops import Hops, hops_of_layer
 from engine.runtime.exchange.recorder import Mark
 from engine.runtime.exchange.relayed import Pool, PooledExchange
 from engine.runtime.exchange.routes import Piece, Rows, rows_of_ranks
-
-
-@dataclass(frozen=True, eq=False)
-class SharedReady:
-    """The data of a layer that a rank prepares before its clock runs, see `Ready`.
-
-    sent: int64[row sent], index of its token among those held
-    row, choice: int64[copy] of the copies computed here, in the order of the experts: the row received that the copy is
-        made of, and the choice of its token
-    token_back: int64[row that comes back]
-    """
-
-    chosen: torch.Tensor
-    sent: torch.Tensor
-    row: torch.Tensor
-    choice: torch.Tensor
-    rows_of: list[int]
-    ends: torch.Tensor | None
-    inward: torch.Tensor
-    outward: torch.Tensor
-    token_back: torch.Tensor
-    incoming: torch.Tensor
-    back: torch.Tensor
+from engine.runtime.layer import by_part, rows_of
+from engine.runtime.trip import summed
 
 
 class SharedRows(Layers):
@@ -55,7 +33,6 @@ class SharedRows(Layers):
     stops: the entries of rows into the nodes of the ranks; here each rank is its own node
     """
 
-    _ready: SharedReady
     stops: Stops
 
     def __init__(self, context: RankContext, plan: Plan, communicator: Communicator, number: int = 0) -> None:
@@ -82,15 +59,15 @@ class SharedRows(Layers):
         self.forget()
         sent, received, back = self._tokens(layer)
         held = self.held(layer)
-        row, choice = np.nonzero(self.hosts[layer][received] == self.context.rank)
-        expert = self.experts[received[row], layer, choice]
-        by_expert = np.argsort(expert, kind="stable")
-        self._ready = SharedReady(
+        here = np.where(self.hosts[layer][received] == self.context.rank, self.experts[received, layer], -1).astype(np.int64)
+        order, counts = by_part(self._on_device(here), self.model.experts)
+        row, place = rows_of(order, here.shape, int(counts.sum()))
+        self._ready = Ready(
             chosen=self._on_device(self.experts[held, layer].astype(np.int64)),
-            sent=self._on_device(np.searchsorted(held, sent)),
-            row=self._on_device(row[by_expert]),
-            choice=self._on_device(choice[by_expert]),
-            **self._at_work(layer, expert),
+            token=self._on_device(np.searchsorted(held, sent)),
+            row=row,
+            place=place,
+            **self._at_work(layer, counts.cpu().numpy()),
             token_back=self._on_device(np.searchsorted(held, back)),
             incoming=self._buffer("dispatch", len(received)),
             back=self._buffer("combine", len(back)),
@@ -101,16 +78,15 @@ class SharedRows(Layers):
         with self._computing("gate", layer):
             normal, weight = gate(self.x, self.weights.router[layer], self._ready.chosen)
             packed = self.wires["dispatch"].pack(normal, weight)
-        self.outgoing = packed[self._ready.sent]
+        self.outgoing = packed[self._ready.token]
 
     def ffn(self, layer: int) -> None:
         """Run this rank's experts on the rows that came, and sum up their outputs for each row."""
         now, wire = self._ready, self.wires["dispatch"]
         with self._computing("ffn", layer):
             outputs = self._computed(self._unpacked("dispatch", now.incoming)[now.row])
-            weighted = outputs.float() * wire.gate_weights(now.incoming)[now.row, now.choice, None]
-            summed = weighted.new_zeros((len(now.incoming), self.model.d_model)).index_add_(0, now.row, weighted)
-            self.result = self.wires["combine"].pack(summed)
+            sums = summed(outputs.float(), now.place, wire.gate_weights(now.incoming))
+            self.result = self.wires["combine"].pack(sums)
 
     def aggregate(self, layer: int) -> None:
         now = self._ready

@@ -53,6 +53,8 @@ class Exchange:
             mode, order = ("sequential", one_phase) if self.ahead else ("matched", in_turns(order))
         self.rank, self.mode, self.log, self.recorder, self.group = rank, mode, log, recorder, group
         self.links, self.channel, self.order = links, channel, order
+        # PyTorch names a peer by its number among all ranks, also in a group of some.
+        self.peers = range(len(counts)) if group is None else dist.get_process_group_ranks(group)
         self.send_from = np.concatenate([[0], np.cumsum(counts[rank])])
         self.receive_at = np.concatenate([[0], np.cumsum(counts[:, rank])])
         self.receives = [piece for piece in self.order if piece.dst == rank]
@@ -86,7 +88,7 @@ class Exchange:
                 works = self._receive(phase, incoming) if works is None else works
                 for piece in self.sends:  # each when the previous one has arrived
                     sent = self.recorder.mark()
-                    dist.isend(self._leaving(piece, outgoing), piece.dst, self.group, self._tag(piece)).wait()
+                    dist.isend(self._leaving(piece, outgoing), self.peers[piece.dst], self.group, self._tag(piece)).wait()
                     self._words[piece].wait()
                     self.log(piece, sent)
             else:
@@ -112,11 +114,11 @@ class Exchange:
             if step:
                 time.sleep(max(0.0, begin + step * seconds / parts - time.monotonic()))
             operations = [
-                dist.P2POp(dist.irecv, self._arriving(part, incoming), part.src, self.group, self._tag(part))
+                dist.P2POp(dist.irecv, self._arriving(part, incoming), self.peers[part.src], self.group, self._tag(part))
                 for part in ([] if self.ahead else self._parts(self.receives, phase, parts, step))
             ]
             operations += [
-                dist.P2POp(dist.isend, self._leaving(part, outgoing), part.dst, self.group, self._tag(part))
+                dist.P2POp(dist.isend, self._leaving(part, outgoing), self.peers[part.dst], self.group, self._tag(part))
                 for part in self._parts(self.sends, phase, parts, step)
             ]
             works += dist.batch_isend_irecv(operations) if operations else []
@@ -127,7 +129,7 @@ class Exchange:
         kernel accepts the data long before."""
         count, _ = self._pace(phase, incoming)
         works = [
-            dist.irecv(self._arriving(part, incoming), part.src, self.group, self._tag(part))
+            dist.irecv(self._arriving(part, incoming), self.peers[part.src], self.group, self._tag(part))
             for step in range(count)
             for part in self._parts(self.receives, phase, count, step)
         ]
@@ -135,9 +137,11 @@ class Exchange:
             return works
         # The tag of phase 1, which a sequence lacks.
         words, tag = torch.zeros(len(self.sends) + 1, dtype=torch.uint8), 2 + self.channel
-        self._words = {piece: dist.irecv(words[at : at + 1], piece.dst, self.group, tag) for at, piece in enumerate(self.sends)}
+        self._words = {
+            piece: dist.irecv(words[at : at + 1], self.peers[piece.dst], self.group, tag) for at, piece in enumerate(self.sends)
+        }
         return [
-            Reply(work, lambda src=piece.src: dist.isend(words[-1:], src, self.group, tag))
+            Reply(work, lambda src=self.peers[piece.src]: dist.isend(words[-1:], src, self.group, tag))
             for work, piece in zip(works, self.receives, strict=True)
         ]
 

@@ -8,10 +8,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from engine.network import Network
+from engine.plan import OrderMode, Schedule
 from engine.runtime.exchange.all_to_all import Exchange
-from engine.runtime.exchange.hops import Hops
+from engine.runtime.exchange.hops import Hops, hops
+from engine.runtime.exchange.links import Links
 from engine.runtime.exchange.recorder import Mark, Recorder
-from engine.runtime.exchange.routes import Piece
+from engine.runtime.exchange.routes import Piece, pieces
 from engine.runtime.exchange.wire import Wire
 
 
@@ -122,3 +125,25 @@ class RelayedExchange(PooledExchange):
         pool = Pool.of(rank, hops, np.arange(first[rank, 0], first[rank, 0] + counts[rank].sum()))
         final = [np.arange(first[src, rank], first[src, rank] + counts[src, rank]) for src in range(len(counts))]
         super().__init__(rank, hops, pool, pool.places(np.concatenate(final))[0], log, recorder, group, channel)
+
+
+def ordered(mode: OrderMode, schedule: Schedule | None, counts: np.ndarray, network: Network | None) -> list[Piece] | Hops:
+    """All sends of an exchange of `counts` (int64[src, dst] rows) in a plan's order. network: of the ranks, for two tiers"""
+    return hops(schedule, counts, network) if mode == "two-tier" else pieces(mode, schedule, counts)
+
+
+def exchange_of(
+    order: list[Piece] | Hops,
+    rank: int,
+    mode: OrderMode,
+    counts: np.ndarray,
+    log: Callable[[Piece, Mark], None],
+    recorder: Recorder,
+    group: dist.ProcessGroup | None = None,
+    links: Links | None = None,
+    channel: int = 0,
+) -> Exchange:
+    """The exchange that carries out an order, as `ordered` has made it; other parameters as of `Exchange`."""
+    if isinstance(order, Hops):
+        return RelayedExchange(rank, order, counts, log, recorder, group, channel)
+    return Exchange(rank, mode, order, counts, log, recorder, group, links, channel)

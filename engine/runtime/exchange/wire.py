@@ -18,13 +18,14 @@ LARGEST = torch.finfo(FP8).max
 class Wire:
     """The rows of one direction; `bytes` is the length of one.
 
-    dtype: format of the numbers
+    dtype: format of the numbers, by its name or as PyTorch's
     width: numbers in a row
     weights: gate weights in a row
     """
 
-    def __init__(self, dtype: str, width: int, weights: int = 0) -> None:
-        self.dtype = FP8 if dtype == "fp8" else TORCH_DTYPE[dtype]
+    def __init__(self, dtype: str | torch.dtype, width: int, weights: int = 0) -> None:
+        named = {"fp8": FP8} | TORCH_DTYPE
+        self.dtype = dtype if isinstance(dtype, torch.dtype) else named[dtype]
         self.width, self.weights = width, weights
         self.groups = -(-width // NUMBERS_PER_SCALE) if dtype == "fp8" else 0
         self._numbers = width * self.dtype.itemsize

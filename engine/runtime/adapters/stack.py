@@ -1,0 +1,112 @@
+"""The experts that a rank holds of somebody else's model: parameters cut out of its own ones, slot after slot, under their
+names and in their layout, so that checkpoints, optimisers and gradients stay comparable.
+
+Both kinds are called as `engine.runtime.experts.ExpertStack` is, and have parameters [slot, …] alone.
+"""
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from engine.errors import InputError
+from engine.runtime.experts import uses_grouped_gemms
+
+Gate = Callable[[Tensor], Tensor]
+"""[row, n] between the two products of an expert: [row, d_ff]."""
+
+
+def cut(experts: nn.Module, names: Iterable[str], held: Sequence[int]) -> dict[str, nn.Parameter]:
+    """Copies of parameters [expert, …] of a module, with the held experts alone, in the order of the slots: [slot, …]. On the
+    device of the module's own; on "meta" without numbers."""
+    wholes = {name: getattr(experts, name) for name in names}
+    index = {device: torch.tensor(held, dtype=torch.int64, device=device) for device in {one.device for one in wholes.values()}}
+    return {
+        name: nn.Parameter(whole.detach().index_select(0, index[whole.device]), whole.requires_grad)
+        for name, whole in wholes.items()
+    }
+
+
+class CutStack(nn.Module):
+    """Experts of two products with something between them.
+
+    parameters: by name, [slot, …]: `inward` and `outward`, and as `NAME_bias` the biases of those that have one
+    inward, outward: names of the matrices
+    gate: the function between the two products
+    transposed: True for matrices [slot, in, out]; False for [slot, out, in], as `torch.nn.Linear` has them
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], inward: str, outward: str, gate: Gate, transposed: bool) -> None:
+        super().__init__()
+        for name, parameter in parameters.items():
+            self.register_parameter(name, parameter)
+        self.inward, self.outward, self.gate, self.transposed = inward, outward, gate, transposed
+
+    def forward(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
+        """[row, d_model]: the outputs of the experts.
+
+        rows: [row, d_model], ordered by slot
+        counts: rows of each slot
+        """
+        if not len(rows):
+            return rows
+        return self._product(self.gate(self._product(rows, self.inward, counts)), self.outward, counts)
+
+    def _product(self, rows: Tensor, name: str, counts: Sequence[int]) -> Tensor:
+        """[row, out]: each row times its slot's matrix, plus its bias."""
+        matrix, bias = getattr(self, name), getattr(self, f"{name}_bias", None)
+        matrix = matrix if self.transposed else matrix.transpose(1, 2)
+        # PyTorch's grouped GEMM takes no 64-bit numbers.
+        if rows.dtype.itemsize <= 4 and uses_grouped_gemms(rows.device, rows.dtype, matrix.shape[1:]):
+            ends = torch.tensor(counts, device=rows.device).cumsum(0, dtype=torch.int32)
+            out = nn.functional.grouped_mm(rows, matrix, offs=ends)
+        else:
+            out = torch.cat([part @ own for part, own in zip(rows.split(counts), matrix.unbind(), strict=True) if len(part)])
+        if bias is None:
+            return out
+        return out + bias.repeat_interleave(torch.tensor(counts, device=rows.device), dim=0, output_size=len(rows))
+
+
+class ListStack(nn.Module):
+    """Experts that are modules of their own, all of one kind. Their parameters are stacked, and one module without numbers
+    computes with each slot's in turn.
+
+    experts: all of the block, each of which takes [row, d_model]
+    held: those of this rank, in the order of the slots
+    """
+
+    def __init__(self, experts: Sequence[nn.Module], held: Sequence[int]) -> None:
+        super().__init__()
+        first = experts[0]
+        if any(True for _ in first.buffers()):
+            raise InputError(f"experts of the class {type(first).__name__} have buffers, which a plan cannot place")
+        template = copy.deepcopy(first).to("meta")
+        self._template = (template,)  # in a tuple: its parameters are none of this module's
+        shapes = {name: parameter.shape for name, parameter in first.named_parameters()}
+        for expert in experts:
+            if type(expert) is not type(first) or {name: one.shape for name, one in expert.named_parameters()} != shapes:
+                raise InputError(
+                    f"experts of the class {type(first).__name__} differ in class or sizes; a plan needs them alike"
+                )
+        for name, parameter in first.named_parameters():
+            own = [experts[expert].get_parameter(name).detach() for expert in held]
+            stacked = torch.stack(own) if own else parameter.detach().new_empty((0, *parameter.shape))
+            self.register_parameter(_flat(name), nn.Parameter(stacked, parameter.requires_grad))
+
+    def forward(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
+        """[row, d_model]: the outputs of the experts. rows: [row, d_model], ordered by slot; counts: rows of each slot"""
+        (template,) = self._template
+        template.train(self.training)
+        names = [name for name, _ in template.named_parameters()]
+        outputs = []
+        for slot, part in enumerate(rows.split(counts)):
+            if len(part):
+                outputs.append(functional_call(template, {name: getattr(self, _flat(name))[slot] for name in names}, (part,)))
+        return torch.cat(outputs) if outputs else rows
+
+
+def _flat(name: str) -> str:
+    """A parameter's name without dots, which names of a module's own parameters cannot have."""
+    return name.replace(".", "_")

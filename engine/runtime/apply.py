@@ -1,0 +1,120 @@
+"""A plan applied to a person's own PyTorch model: its experts where the plan puts them, its rows in the plan's order."""
+
+import logging
+from functools import wraps
+from typing import NamedTuple, TypeVar
+
+import torch.distributed as dist
+from torch import nn
+
+from engine.errors import InputError
+from engine.plan import Plan
+from engine.runtime.adapters import Adapter, Block, adapter_of
+from engine.runtime.exchange.links import Tiers
+from engine.runtime.layer import PlannedExperts
+from engine.runtime.layer_plan import LayerPlan, layer_plans, not_followed
+
+Model = TypeVar("Model", bound=nn.Module)
+_log = logging.getLogger("switchyard.runtime")
+
+
+class Planned(NamedTuple):
+    """An MoE block under a plan. stack: the experts that this rank holds of it"""
+
+    block: Block
+    way: LayerPlan
+    stack: nn.Module
+
+
+def apply_plan(
+    model: Model,
+    plan: Plan,
+    group: dist.ProcessGroup | None = None,
+    *,
+    adapter: Adapter | None = None,
+    tiers: Tiers | None = None,
+) -> Model:
+    """Run a model's MoE blocks under a plan from now on: this rank keeps the experts that the plan puts on it, and the memory
+    of all others is free. Every rank of the group calls it, and then the model, with sequences of its own.
+
+    model: as it is on every rank, with all experts
+    plan: of the model's MoE layers, for as many GPUs as the group has ranks
+    group: default: all ranks of the job if torch.distributed is initialised, else this process alone
+    adapter: of a family that is not known; default: by the model's config
+    tiers: the nodes of the ranks, for plans with two-tier orders or `node` travel
+
+    Returns the same model. Raises InputError, before anything is changed, if the plan is not one of this model and group.
+    """
+    place_experts(model, plan, group, adapter or adapter_of(model), tiers)
+    return model
+
+
+def place_experts(
+    model: nn.Module, plan: Plan, group: dist.ProcessGroup | None, adapter: Adapter, tiers: Tiers | None = None
+) -> list[Planned]:
+    """`apply_plan`, with the blocks for those who fill their weights; on the "meta" device there are none yet."""
+    group, ranks, rank = ranks_of(group)
+    if any(isinstance(module, PlannedExperts) for module in model.modules()):
+        raise InputError(f"{type(model).__name__} runs under a plan already; take the model as it was before")
+    blocks = adapter.blocks(model)
+    check_plan(model, plan, adapter, blocks)
+    ways = layer_plans(plan, ranks, rank, tiers)
+    placed = []
+    for block, way in zip(blocks, ways, strict=True):
+        stack = adapter.stack(block, way.held)
+        # One after another: the block's own experts are freed before the next ones are copied.
+        adapter.replace(block, PlannedExperts(stack, way, group).train(block.module.training))
+        placed.append(Planned(block, way, stack))
+    if group is not None and ranks > 1 and hasattr(model, "generate"):
+        _generate_together(model, ranks)
+    if rank == 0:
+        for line in not_followed(plan):
+            _log.warning("plan %s on a live model: %s", plan.name, line)
+    return placed
+
+
+def ranks_of(group: dist.ProcessGroup | None) -> tuple[dist.ProcessGroup | None, int, int]:
+    """(group, its ranks, the rank of this process): without a group all ranks of the job if there are several processes."""
+    if group is None and not (dist.is_available() and dist.is_initialized()):
+        return None, 1, 0
+    group = group or dist.group.WORLD
+    return group, dist.get_world_size(group), dist.get_rank(group)
+
+
+def check_plan(model: nn.Module, plan: Plan, adapter: Adapter, blocks: list[Block]) -> None:
+    """Raise InputError unless the plan's layers and experts are the model's."""
+    placement, name = plan.placement, type(model).__name__
+    layers = tuple(block.layer for block in blocks)
+    if placement.model_layers != layers:
+        raise InputError(
+            f"the plan {plan.name} places the MoE layers {_numbers(placement.model_layers)}, and {name} has {_numbers(layers)}"
+        )
+    for block in blocks:
+        if (experts := adapter.experts(block)) != placement.experts:
+            raise InputError(
+                f"the plan {plan.name} places {placement.experts} experts a layer, {name} has {experts} in layer {block.layer}"
+            )
+
+
+def _numbers(layers: tuple[int, ...]) -> str:
+    """`1 … 60 (60)`, `0, 2, 3`."""
+    if len(layers) > 4 and layers == tuple(range(layers[0], layers[-1] + 1)):
+        return f"{layers[0]} … {layers[-1]} ({len(layers)})"
+    return ", ".join(map(str, layers[:12])) + (f", … ({len(layers)})" if len(layers) > 12 else "")
+
+
+def _generate_together(model: nn.Module, ranks: int) -> None:
+    """Let `generate` go on until the sequences of all ranks have ended: a rank that is done still has experts that others send
+    tokens to. transformers does so with `synced_gpus`, among all ranks of the job."""
+    generate = model.generate
+
+    @wraps(generate)
+    def together(*inputs: object, **options: object) -> object:
+        if dist.get_world_size() != ranks:
+            raise InputError(
+                f"generate() goes on until all {dist.get_world_size()} ranks of the job are done, and the plan's group has "
+                f"{ranks} of them: call the model itself, every rank equally often"
+            )
+        return generate(*inputs, **{"synced_gpus": True} | options)
+
+    model.generate = together

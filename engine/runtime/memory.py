@@ -1,0 +1,97 @@
+"""Memory of the weights on every rank, predicted from a model without numbers, and the check that the machines have it."""
+
+import platform
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+import psutil
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from engine.errors import InputError
+from engine.plan import Placement
+from engine.runtime.adapters.families import Family
+
+GIB = 2.0**30
+USABLE = 0.95
+"""Usable share of the free memory, before any token is computed."""
+
+
+@dataclass(frozen=True)
+class WeightMemory:
+    """Bytes of the weights on each rank, rows of tokens and caches of attention left out.
+
+    shared: parameters and buffers that every rank has
+    expert: int64[layer]; those of one expert of each MoE layer
+    held: int64[layer, rank]; experts that each rank holds
+    largest: the largest tensor on its way from the file to its place
+    """
+
+    shared: int
+    expert: np.ndarray
+    held: np.ndarray
+    largest: int
+
+    @property
+    def of_rank(self) -> np.ndarray:
+        """int64[rank]: bytes that each rank keeps."""
+        return self.shared + self.expert @ self.held
+
+    @property
+    def peak(self) -> np.ndarray:
+        """int64[rank]: most bytes at once while weights load."""
+        return self.of_rank + self.largest
+
+
+def weight_memory(model: nn.Module, adapter: Family, placement: Placement | None) -> WeightMemory:
+    """The memory of a model's weights.
+
+    model: with all experts in its blocks, on any device, also "meta"
+    placement: the plan's; None: every expert on one rank
+    """
+    blocks = adapter.blocks(model)
+    tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}  # tied ones once
+    routed = [adapter.parameters(block) for block in blocks]
+    shared = tensors.keys() - {id(parameter) for parameters in routed for parameter in parameters}
+    counts = np.array([adapter.experts(block) for block in blocks])
+    expert = np.array([sum(map(_bytes, parameters)) for parameters in routed]) // counts
+    if placement is None:
+        held = counts[:, None]
+    else:
+        held = np.array([[len(set(slots)) for slots in row] for row in placement.experts_of_gpu])
+    # An expert is read matrix by matrix; converted, it is there in both number formats.
+    largest = max([_bytes(tensors[key]) for key in shared] + expert.tolist(), default=0)
+    return WeightMemory(sum(_bytes(tensors[key]) for key in shared), expert, held, largest)
+
+
+def check_memory(memory: WeightMemory, group: dist.ProcessGroup | None, device: torch.device) -> None:
+    """Raise InputError unless all ranks have room for their weights: the ranks of one host together in its memory, each rank
+    on a GPU in that. It says so on all ranks, so that none waits for another."""
+    rank = 0 if group is None else dist.get_rank(group)
+    need = int(memory.peak[rank])
+    if device.type == "cuda":
+        where, room, place = "of its GPU", torch.cuda.mem_get_info(device)[0], rank
+    else:
+        where, room, place = "of the host", psutil.virtual_memory().available, zlib.crc32(platform.node().encode())
+    own = torch.tensor([need, room, place], dtype=torch.int64, device=device)
+    every = [torch.empty_like(own) for _ in range(1 if group is None else dist.get_world_size(group))]
+    if group is None:
+        every = [own]
+    else:
+        dist.all_gather(every, own, group=group)
+    table = torch.stack(every).cpu().numpy()
+    for place in np.unique(table[:, 2]):
+        there = np.flatnonzero(table[:, 2] == place)
+        total, free = table[there, 0].sum(), USABLE * table[there, 1].min()
+        if total > free:
+            ranks = f"rank {there[0]} needs" if len(there) == 1 else f"ranks {', '.join(map(str, there))} need"
+            raise InputError(
+                f"the weights do not fit: {ranks} {total / GIB:.2f} GiB, and {free / GIB:.2f} GiB {where} may be used "
+                f"({USABLE:.0%} of the free memory); take more ranks, fewer replicas or a shorter number format"
+            )
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

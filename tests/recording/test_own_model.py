@@ -1,0 +1,170 @@
+"""Recordings from a model that runs here: the routing of every token as the router chose it, with its place and phase, whatever
+the batches; stopped soon; nothing of the texts kept; and the command around it."""
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from engine import formats
+from engine.cli import main
+from engine.errors import StoppedError
+from engine.recording.own_model import record_texts, tokenised
+from engine.result import never
+from engine.runtime.checkpoint import SWITCH
+from engine.runtime.weights import load_model
+from engine.workload import DECODE, PREFILL
+from tests.cases.refusals import refusal
+from tests.cases.tiny_models import CONFIGS, model_of
+
+WORDS = [f"w{number}" for number in range(96)]
+TEXTS = ["w5 w17 w3", "w8", "w1 w2 w3 w4 w5 w6 w7", "w60 w61"]
+
+
+def quiet(share: float, line: str) -> None:
+    """A report that nobody reads."""
+
+
+def saved(folder: Path, family: str = "deepseek_v3", **config) -> Path:
+    """A folder with a small model and a tokenizer of the words w0 to w95."""
+    model_of(family, **config).save_pretrained(folder)
+    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def routed(model: torch.nn.Module, ids: list[int]) -> np.ndarray:
+    """int64[token, layer, k]: the choices of one text alone, as the routers return them, each token's ascending."""
+    chosen = []
+    hooks = [
+        module.register_forward_hook(lambda module, inputs, output: chosen.append(output[2]))
+        for name, module in model.named_modules()
+        if type(module).__name__.endswith(("TopkRouter", "TopKRouter"))
+    ]
+    with torch.no_grad():
+        model(torch.tensor([ids]))
+    for hook in hooks:
+        hook.remove()
+    return np.sort(torch.stack(chosen, dim=1).numpy(), axis=2)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize(("batch", "new"), [(1, 0), (3, 5)])
+def test_every_token_is_recorded_as_it_was_routed(tmp_path, family, batch, new):
+    folder = saved(tmp_path, family)
+    model, texts = load_model(folder), tokenised(folder, TEXTS, new)
+    trace, ended = record_texts(model, texts, new, batch, 2, "mine", never, quiet)
+    assert not ended and trace.model_layers == texts.model.moe_layers
+    at = 0
+    for number, ids in enumerate(texts.ids):
+        whole = ids if not new else model.generate(torch.tensor([ids]), max_new_tokens=new, do_sample=False)[0, :-1].tolist()
+        own = slice(at, at + len(whole))
+        assert np.array_equal(np.sort(trace.experts[own], axis=2), routed(model, whole))
+        assert (trace.sequence[own] == number).all() and (trace.source_rank[own] == number % 2).all()
+        assert trace.phase[own].tolist() == [PREFILL] * len(ids) + [DECODE] * (len(whole) - len(ids))
+        at += len(whole)
+    assert at == trace.tokens
+    assert texts.size.bytes == trace.experts.nbytes  # nothing was left out
+
+
+def test_a_sequence_that_has_ended_is_recorded_no_further(tmp_path):
+    folder = saved(tmp_path)
+    model, texts = load_model(folder), tokenised(folder, TEXTS, 6)
+    words = model.generate(torch.tensor([texts.ids[0]]), max_new_tokens=6, do_sample=False)[0, len(texts.ids[0]) :].tolist()
+    model.generation_config.eos_token_id = words[2]
+    trace, _ = record_texts(model, texts, 6, 4, None, "mine", never, quiet)
+    assert (trace.sequence == 0).sum() == len(texts.ids[0]) + words.index(words[2])
+    assert trace.source_rank is None
+
+
+def test_stop_keeps_the_passes_so_far_and_ends_within_one(tmp_path):
+    folder = saved(tmp_path)
+    model, texts = load_model(folder), tokenised(folder, TEXTS * 3, 0)
+    asked = iter(range(10**9))
+    one_pass = sum(1 for _ in model.modules())
+    trace, ended = record_texts(model, texts, 0, 1, None, "mine", lambda: next(asked) > 2.5 * one_pass, quiet)
+    assert ended == "stopped" and trace.sources == 2
+    with pytest.raises(StoppedError):
+        record_texts(model, texts, 0, 1, None, "mine", lambda: True, quiet)
+    begin = time.monotonic()
+    after = begin + 0.2
+    record_texts(model, tokenised(folder, [TEXTS[2]], 100), 100, 1, None, "mine", lambda: time.monotonic() > after, quiet)
+    assert time.monotonic() - begin < 2
+
+
+def test_texts_that_the_model_cannot_take(tmp_path, monkeypatch):
+    folder = saved(tmp_path)
+    long = " ".join(WORDS * 2)
+    texts = tokenised(folder, [long, "w1"], 28)
+    assert [len(ids) for ids in texts.ids] == [100, 1] and texts.cut == 1
+    assert "128 new tokens of each text do not fit" in refusal(tokenised, folder, ["w1"], 128)
+    assert "text 2 has token 96, and the model knows 96" in refusal(tokenised, folder, [[1], [96]], 0)
+    assert "the texts have no tokens" in refusal(tokenised, folder, [" "], 0)
+    monkeypatch.setattr("engine.recording.own_model.MAX_RECORDED_BYTES", 10)
+    assert "larger than a file of 200 MB (3 tokens × 2 layers × 2 experts × 2 bytes" in refusal(
+        tokenised, folder, [TEXTS[0]], 0
+    )
+    (folder / "tokenizer.json").write_text("{}")
+    assert "tokenizer.json: is no tokenizer" in refusal(tokenised, folder, TEXTS, 0)
+    (folder / "tokenizer.json").unlink()
+    assert "texts have to be lists of token ids" in refusal(tokenised, folder, TEXTS, 0)
+
+
+# The command.
+
+
+@pytest.fixture
+def record(tmp_path, monkeypatch, capsys):
+    """A function that runs the command on a folder and texts, and returns its exit code, standard output and errors."""
+    folder = saved(tmp_path / "models" / "tiny")
+    monkeypatch.setenv(SWITCH, str(tmp_path / "models"))
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
+
+    def run(*words: str, output: str = "out.npz") -> tuple[int, str, str]:
+        given = ["--text", str(tmp_path / "texts.txt"), "--model", str(folder), "-o", str(tmp_path / output), *words]
+        code = main(["record", *given])
+        return code, *capsys.readouterr()
+
+    run.folder = folder
+    return run
+
+
+def test_the_command_writes_a_recording_that_can_be_planned_on(record, tmp_path):
+    code, said, progress = record("--max-tokens", "3", "--concurrency", "2", "--ranks", "2", "--json")
+    assert code == 0
+    content = json.loads(said)
+    assert content["tokens"] == 13 + 4 * 2 and content["answered"] == 4 and not content["notes"]
+    assert "0% about 0.0 MB to record: 21 tokens × 2 layers × 2 experts × 2 bytes, before compression" in progress
+    assert "4 of 4 texts" in progress
+    trace = formats.read_workload(tmp_path / "out.npz")
+    assert trace.tokens == 21 and trace.num_experts == 8 and trace.model_layers == (1, 2)
+    assert set(trace.source_rank) == {0, 1} and set(trace.phase) == {PREFILL, DECODE}
+    assert b"w17" not in (tmp_path / "out.npz").read_bytes()
+
+
+def test_the_command_refuses_in_one_line(record, tmp_path, monkeypatch):
+    for words, line in (
+        (("--prompts", "texts.txt"), "--prompts is of a server; a model that runs here takes --text"),
+        (("--ranks", "0"), "--ranks goes with --text, from 1 to 100,000"),
+        (("--max-tokens", "-1"), "--max-tokens -1: it cannot be negative"),
+        (("-o", str(tmp_path / "out.csv")), "the recording is an .npz"),
+        (("--model", str(tmp_path)), "models are opened from the folders that SWITCHYARD_MODELS lists"),
+    ):
+        code, _, errors = record(*words)
+        assert code == 2 and line in errors, words
+    monkeypatch.delenv(SWITCH)
+    assert "(none is)" in record()[2]
+
+
+def test_routing_of_random_weights_says_so(record):
+    (record.folder / "model.safetensors").unlink()
+    code, said, _ = record()
+    assert code == 0 and "the folder has no weights: the routing is of random ones" in said

@@ -1,0 +1,174 @@
+"""The ranks of `test_models`: `python -m tests.runtime.model_ranks 0 1 FOLDER`, with the cases in the file that `CASES` names.
+
+Imports of transformers take seconds, so this process does them once and forks the ranks. Each has sequences of its own, in
+other numbers and lengths, and writes how the planned models of all families compare with the plain ones.
+"""
+
+import json
+import multiprocessing
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from transformers import AutoModelForCausalLM
+
+from engine.errors import InputError
+from engine.plan import Plan
+from engine.runtime.apply import apply_plan
+from engine.runtime.checkpoint import Reader
+from engine.runtime.gradients import reduce_gradients
+from engine.runtime.weights import all_or_none, load_planned
+from tests.cases.tiny_models import config_of, model_of, relative, tokens_of
+
+RANKS = 4
+WORDS = 20
+ENDS = (8, 3, 5, 1)
+"""Tokens after which the ranks' sequences end under `linear`; `WORDS` under other plans."""
+BIG = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 3}
+"""Sizes of the model that memory is measured with."""
+
+
+def own_tokens(rank: int) -> torch.Tensor:
+    """int64[rank + 1, 5 + rank]"""
+    return tokens_of(rank + 1, 5 + rank, seed=rank)
+
+
+def logits_of(model: torch.nn.Module, rank: int) -> torch.Tensor:
+    with torch.no_grad():
+        return model(own_tokens(rank)).logits
+
+
+def words_of(model: torch.nn.Module, rank: int, count: int) -> torch.Tensor:
+    return model.generate(own_tokens(rank), max_new_tokens=count, do_sample=False)
+
+
+def live(family: str, plans: dict[str, str], rank: int) -> dict:
+    """The answers of a model of a family under each plan, compared with the plain one's."""
+    plain, outcome = model_of(family), {}
+    wanted = logits_of(plain, rank), words_of(plain, rank, WORDS)
+    for name, plan in plans.items():
+        model = apply_plan(model_of(family), Plan.model_validate_json(plan))
+        count = ENDS[rank] if name == "linear" else WORDS
+        words = words_of(model, rank, count)
+        outcome[name] = {
+            "logits": relative(logits_of(model, rank), wanted[0]),
+            "same words": torch.equal(words, wanted[1][:, : words.shape[1]]) and words.shape[1] == 5 + rank + count,
+            "numbers": sum(parameter.numel() for parameter in model.parameters()),
+        }
+    return outcome
+
+
+def loaded(family: str, folder: Path, plan: Plan, rank: int) -> dict:
+    """The same of a model out of a folder, and the tensors that were read of it."""
+    read, copy = [], Reader.copy
+
+    def noted(self: Reader, name: str, place: torch.Tensor, row: int | None = None) -> None:
+        read.append([name, row])
+        copy(self, name, place, row)
+
+    with mock.patch.object(Reader, "copy", noted):
+        model = load_planned(folder, plan)
+    return {"logits": relative(logits_of(model, rank), logits_of(model_of(family), rank)), "read": read}
+
+
+def one_step(family: str, plan: Plan, rank: int) -> float:
+    """The largest relative difference of a gradient from that of the plain model for the sum of all ranks' losses."""
+    plain, model = model_of(family), apply_plan(model_of(family), plan)
+    for other in range(RANKS):
+        plain(own_tokens(other)).logits.square().mean().backward()
+    model(own_tokens(rank)).logits.square().mean().backward()
+    reduce_gradients(model)
+    wanted, differences = dict(plain.named_parameters()), []
+    for name, parameter in model.named_parameters():
+        whole = name.replace(".experts.experts.", ".experts.")
+        theirs = wanted[whole].grad
+        if whole != name:
+            layer = int(name.split(".")[2])
+            held = plan.placement.experts_of_gpu[plan.placement.model_layers.index(layer)][rank]
+            theirs = theirs[list(dict.fromkeys(held))]
+        differences.append(relative(parameter.grad, theirs))
+    return max(differences)
+
+
+def anonymous() -> int:
+    """Bytes of this process that are no file's."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
+    return int(line.split()[1]) * 1024
+
+
+def memory(folder: Path, plan: Plan) -> int:
+    """Bytes by which this process grows with its weights."""
+    before = anonymous()
+    model = load_planned(folder, plan)
+    after = anonymous()
+    del model
+    return after - before
+
+
+def refused(folder: Path, plan: Plan, rank: int) -> str:
+    """The message of each rank when rank 2 does not find the folder."""
+    try:
+        load_planned(folder if rank != 2 else folder / "elsewhere", plan)
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+def bereft(rank: int) -> str:
+    """The message of the ranks that are left when the last one ends while weights load."""
+    try:
+        with all_or_none(None if rank == RANKS - 1 else dist.group.WORLD, torch.device("cpu"), "loaded its weights"):
+            pass
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+def run(rank: int, folder: Path, cases: dict) -> None:
+    """One rank."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
+    outcome = {"live": {}, "loaded": {}, "gradients": {}}
+    for family, plans in cases["plans"].items():
+        outcome["live"][family] = live(family, plans, rank)
+        plan = Plan.model_validate_json(plans["eplb"])
+        outcome["loaded"][family] = loaded(family, Path(cases["folders"]) / family, plan, rank)
+    for name, plan in cases["step"].items():
+        outcome["gradients"][name] = one_step(cases["family"], Plan.model_validate_json(plan), rank)
+    plan = Plan.model_validate_json(cases["big plan"])
+    outcome["grown"] = memory(Path(cases["folders"]) / "big", plan)
+    outcome["refused"] = refused(Path(cases["folders"]) / "big", plan, rank)
+    outcome["bereft"] = bereft(rank)
+    (folder / f"of-{rank}.json").write_text(json.dumps(outcome))
+    sys.stdout.flush()
+    os._exit(0)  # the group is broken
+
+
+def save(folder: Path, families: Sequence[str]) -> None:
+    """Write the models that ranks load."""
+    for family in families:
+        model_of(family).save_pretrained(folder / family)
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config_of("olmoe", **BIG)).save_pretrained(folder / "big")
+
+
+def main(folder: Path) -> None:
+    cases = json.loads(Path(os.environ["CASES"]).read_text())
+    torch.set_num_threads(1)
+    words_of(model_of("mixtral"), 0, 2)
+    fork = multiprocessing.get_context("fork")
+    ranks = [fork.Process(target=run, args=(rank, folder, cases)) for rank in range(RANKS)]
+    for each in ranks:
+        each.start()
+    for each in ranks:
+        each.join()
+    assert [each.exitcode for each in ranks] == [0] * RANKS
+    outcomes = [json.loads((folder / f"of-{rank}.json").read_text()) for rank in range(RANKS)]
+    (folder / "outcome-0.json").write_text(json.dumps(outcomes))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[3]))
