@@ -40,6 +40,11 @@ def usual_data_folder(root: Path = ROOT) -> Path:
     return (stated if stated.is_absolute() else Path.home() / ".local" / "share") / NAME
 
 
+def how_to_get_models(root: Path = ROOT) -> str:
+    """The command that installs what models out of folders need."""
+    return f"run: python -m pip install {'transformers' if is_installed(root) else '-r requirements-models.txt'}"
+
+
 def how_to_get_torchx(root: Path = ROOT) -> str:
     """The commands that install TorchX. No dependency can name it: it asks for an old urllib3, for its Ray scheduler alone."""
     if is_installed(root):

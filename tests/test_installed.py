@@ -29,9 +29,10 @@ from switchyard import command
 from tests.cases.cli import ROOT
 
 PARTS = ("app", "engine", "pages", "sample_traces")
-ALONE = ("pyproject.toml", "setup.py", "requirements.txt", "requirements-dask.txt", "README.md")
-OPTIONAL = {"distributed", "torchx"}
-"""Packages that are asked for when they are needed: of the extra `dask`, and one that is installed without dependencies."""
+ALONE = ("pyproject.toml", "setup.py", "requirements.txt", "requirements-dask.txt", "requirements-models.txt", "README.md")
+OPTIONAL = {"distributed", "tokenizers", "torchx", "transformers"}
+"""Packages that are asked for when they are needed: of the extras `dask` and `models`, and one that is installed without
+dependencies."""
 
 
 def lines_of(requirements: str) -> list[str]:
@@ -148,9 +149,13 @@ def test_a_wheel_has_all_files_in_one_package_and_the_dependencies_of_the_requir
     there = {name.removeprefix("switchyard/") for name in names}
     assert {str(file.relative_to(ROOT)) for file in ours} <= there
     wanted = {str(Requirement(line)) for line in lines_of("requirements.txt")}
-    extra = {str(Requirement(f'{line}; extra == "dask"')) for line in lines_of("requirements-dask.txt")}
+    extra = {
+        str(Requirement(f'{line}; extra == "{name}"'))
+        for name in ("dask", "models")
+        for line in lines_of(f"requirements-{name}.txt")
+    }
     assert {str(Requirement(line)) for line in told.get_all("Requires-Dist")} == wanted | extra
-    assert len(wanted) > 20 and len(extra) == 1
+    assert len(wanted) > 20 and len(extra) == 2
 
 
 def test_everything_that_is_imported_comes_with_the_dependencies():
@@ -263,6 +268,7 @@ def test_a_checkout_is_told_from_an_installed_program(tmp_path, monkeypatch, nam
     root.mkdir()
     assert not program.is_installed(root) and program.command(root) == "python -m engine"
     assert program.usual_data_folder(root) == root / ".switchyard" and "requirements-no-deps" in program.how_to_get_torchx(root)
+    assert program.how_to_get_models(root).endswith("-r requirements-models.txt")
     (root / "command.py").touch()
     assert program.is_installed(root) == (name == "switchyard")
     if name == "switchyard":
@@ -274,5 +280,6 @@ def test_a_checkout_is_told_from_an_installed_program(tmp_path, monkeypatch, nam
         assert program.usual_data_folder(root) == tmp_path / "Library" / "Application Support" / "switchyard"
         (pin,) = re.findall(r"^torchx==\S+$", (ROOT / "requirements-no-deps.txt").read_text(), re.MULTILINE)
         assert program.how_to_get_torchx(root).endswith(f"pip install --no-deps {pin}")
+        assert program.how_to_get_models(root).endswith("pip install transformers")
         assert f"pip install --no-deps {pin} " in (ROOT / "docs" / "operating.md").read_text()
     assert program.as_typed("python -m engine plan x") == "python -m engine plan x"

@@ -14,6 +14,7 @@ from engine import formats
 from engine.errors import InputError, StoppedError
 from engine.formats.source import MAX_FILE_BYTES, fault, one_clear_line, read_json_object
 from engine.model import MoEModel
+from engine.program import how_to_get_models
 from engine.recording.estimate import Estimate, estimate
 from engine.recording.per_request import MAX_RECORDED_BYTES, Prompt, Report, time_left
 from engine.result import Stop
@@ -187,7 +188,7 @@ def _tokenizer(folder: Path) -> "Tokenizer":
     try:
         from tokenizers import Tokenizer
     except ImportError:
-        raise InputError("texts for a model need tokenizers: pip install -r requirements-models.txt") from None
+        raise InputError(f"texts for a model need tokenizers; {how_to_get_models()}") from None
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise fault(path, "there is no such file; without it texts have to be lists of token ids (.jsonl)")

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from engine.errors import InputError, StoppedError
 from engine.formats.source import fault
 from engine.plan import Plan
+from engine.program import how_to_get_models
 from engine.result import Stop
 from engine.runtime.adapters import family_of
 from engine.runtime.adapters.adapter import Block
@@ -168,7 +169,7 @@ def _opened(folder: Path, dtype: torch.dtype | None) -> tuple[Checkpoint, Family
     try:
         from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
     except ImportError:
-        raise InputError("models out of folders need transformers: pip install -r requirements-models.txt") from None
+        raise InputError(f"models out of folders need transformers; {how_to_get_models()}") from None
     known = {name: value for name, value in checkpoint.config.items() if name not in ("auto_map", "model_type")}
     try:
         config = AutoConfig.for_model(checkpoint.config["model_type"], **known)
