@@ -88,16 +88,13 @@ def _exhibit(entry: Entry, exhibit: Exhibit) -> None:
         st.markdown(f"**{plain(title)}**")
     if exhibit.note:
         st.caption(plain(exhibit.note))
-    # A table of plain text: unlike cells of a dataframe its own wrap, and a quantity is a sentence.
-    st.table(
+    tables.show_wrapped(
         {
             "Quantity": [plain(claim.quantity) for claim in claims],
             "The paper": [in_words(claim.published) for claim in claims],
             "Ours": [in_words(claim.ours, tables.MISSING) for claim in claims],
             "Verdict": [MARKS[claim.verdict] for claim in claims],
         },
-        border="horizontal",
-        hide_index=True,
         height="content" if len(claims) <= SHOWN else HEIGHT,
     )
     _reasons(claims)

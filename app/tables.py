@@ -67,6 +67,15 @@ def show(
     return st.dataframe(safe, **options)
 
 
+def show_wrapped(table: dict[str, list], height: int | str) -> None:
+    """`st.table`, which offers no file, of columns of sentences: they wrap, unlike those in the cells of a dataframe.
+
+    table: texts as Markdown
+    height: as of `st.table`
+    """
+    st.table(table, border="horizontal", hide_index=True, height=height)
+
+
 def _as_written(safe: pd.DataFrame, shown: Mapping[str, Callable[[Any], str]], losses: Mapping[str, Sequence[bool]]) -> Styler:
     """A guarded table that looks unguarded: a browser shows the one and writes the other into a file."""
     styler = safe.style.format({name: shown.get(name, _written) for name in safe.columns}, na_rep=MISSING)

@@ -57,11 +57,13 @@ def nobody_waits_for_the_disk() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def no_standby_is_kept() -> Iterator[None]:
-    """A page that a test draws in its own process starts no worker ahead of a job; `tests/jobs/test_workers.py` does."""
+def keep_standby() -> Iterator[Callable[[], None]]:
+    """A page that a test draws in its own process starts no worker ahead of a job. The function that does it, for those who
+    want it."""
+    kept = workers.keep_standby
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(workers, "keep_standby", lambda: None)
-        yield
+        yield kept
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from app.charts.what_if_studies import STYLES
 DASHES = ("solid", "dash", "dashdot", "dot")
 SYMBOLS = ("circle", "diamond", "square", "cross")
 PATTERNS = ("", "/", ".", "x", "\\", "-", "+", "|")
-OTHERS = (TEAL, SECOND, NEUTRAL, "#882255", "#999933", "#6699CC", "#AA4466", "#661100")
+OTHERS = (TEAL, SECOND, NEUTRAL, "#882255", "#CC6677", "#6699CC", "#AA4466", "#661100")
 """Colours of series that are no kind, one after another."""
 
 KINDS = {

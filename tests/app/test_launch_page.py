@@ -22,7 +22,7 @@ from engine.catalogue import model_presets
 from engine.cluster import Cluster, Node
 from engine.costs import Datasheet
 from engine.files import write_atomically
-from engine.jobs import runner, tasks
+from engine.jobs import tasks, workers
 from engine.jobs.launches import BRIEF, Brief, run_folder
 from engine.jobs.protocol import CANCELLED, REQUEST, RESULT, Context
 from engine.jobs.runner import Job, State
@@ -52,7 +52,7 @@ def app(launch_page: AppTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     waiting = tmp_path / "python"
     waiting.write_text("#!/bin/sh\nexec sleep 600\n")
     waiting.chmod(0o700)
-    monkeypatch.setattr(runner, "sys", SimpleNamespace(executable=str(waiting)))
+    monkeypatch.setattr(workers, "sys", SimpleNamespace(executable=str(waiting)))
     return launch_page
 
 

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import psutil
 import pytest
@@ -15,7 +15,6 @@ from engine.formats import read_cluster, read_model, read_workload
 from engine.jobs import protocol, runner, workers
 from engine.jobs.protocol import Request
 from engine.jobs.runner import State
-from engine.jobs.workers import keep_standby  # which other tests go without
 from engine.problem import make_problem
 from engine.store.problems import problem_arguments, save_recordings
 from tests.cases.jobs import WORKER, until
@@ -52,7 +51,7 @@ many plans it has, and which modules were imported for it."""
 
 
 @pytest.fixture
-def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
+def kept(monkeypatch: pytest.MonkeyPatch, keep_standby: Callable[[], None]) -> Iterator[subprocess.Popen[bytes]]:
     """A standby that does the jobs of `tests/jobs/handlers.py`, kept by this process until the end of the test."""
     monkeypatch.setattr(workers, "WORKER", WORKER)
     monkeypatch.setattr(workers, "_kept", False)
@@ -70,7 +69,7 @@ def pid_of(job: runner.Job) -> int:
     return json.loads((job.folder / protocol.PID).read_text())["pid"]
 
 
-def test_the_standby_does_the_next_job_and_is_replaced_when_that_has_ended(warm_python, kept, start):
+def test_the_standby_does_the_next_job_and_is_replaced_when_that_has_ended(warm_python, keep_standby, kept, start):
     keep_standby()
     assert workers._standby is kept, "harmless to repeat"
     first, second = start("count", {"steps": 3}), start("crash")

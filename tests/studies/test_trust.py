@@ -15,7 +15,7 @@ from engine.compare.trust.whole_steps import leave_one_out
 from engine.costs import Datasheet, DeepEP, Silicon, choice
 from engine.costs.deepep import FOLDER, measured_exchanges
 from engine.reproduce.measured_steps import BY_LINES, LAYER, WHOLE, errors_on_slower_networks, layer_seconds
-from engine.reproduce.pipemoe import model_step
+from engine.reproduce.pipemoe.testbed import model_step
 from engine.systems import TRAINING, run
 from engine.units import share
 
