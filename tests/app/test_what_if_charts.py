@@ -140,7 +140,7 @@ def test_a_curve_finds_what_keeping_a_plan_costs() -> None:
         "Keeping Aurora costs at most 20 % (at 4×)"
     )
     ahead = study_charts.curve([points[0], points[3]], "noise", ["Aurora", "Rival (R)"], complete=False)
-    assert ahead.layout.title.text == "So far: Rival takes 2× as long as Aurora" and ahead.layout.xaxis.type == "linear"
+    assert ahead.layout.title.text == "So far: Aurora gains +100.0 % over Rival" and ahead.layout.xaxis.type == "linear"
 
 
 def test_imprecision_is_the_median_with_its_band() -> None:
