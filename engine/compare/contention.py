@@ -115,14 +115,14 @@ def all_alike(points: Iterable[Mapping[str, float]]) -> bool:
 
 
 def seconds_at(
-    contention: float, problem: Problem, plans: Mapping[str, Plan], serving: Serving | None = None
+    contention: float, problem: Problem, plans: Mapping[str, Plan], serving: Serving | None = None, stop: Stop = never
 ) -> ContentionPoint:
-    """The point at one contention."""
+    """The point at one contention; of a serving step it is simulated in a hurry once `stop` answers True."""
     change = Change(contention=contention)
     if serving is None:
         then = changed(problem, change)
         return ContentionPoint(contention, {mode: simulate(plan, then).total for mode, plan in plans.items()})
-    steps = {mode: served_after(problem, plan, change, serving).figures for mode, plan in plans.items()}
+    steps = {mode: served_after(problem, plan, change, serving, stop).figures for mode, plan in plans.items()}
     return ContentionPoint(contention, {mode: figures.seconds for mode, figures in steps.items()})
 
 
@@ -133,9 +133,14 @@ def most_saved(plan: Plan, problem: Problem, seconds: float, serving: Serving | 
     return max(0.0, 1 - bound / seconds) if seconds else 0.0
 
 
-def _point_at(common: tuple, index: int, stop: Stop, report: Report) -> ContentionPoint:
+def _point_at(common: tuple, index: int, stop: Stop, report: Report) -> ContentionPoint | None:
+    """None of a serving step when stopped."""
     problem, plans, changes, serving = common
-    return seconds_at(changes[index].contention, problem, plans, serving)
+    try:
+        point = seconds_at(changes[index].contention, problem, plans, serving, stop)
+    except StoppedError:
+        return None
+    return None if serving is not None and stop() else point
 
 
 def _order_of(work: Work, network: Network, mode: OrderMode, stop: Stop) -> SendOrder:

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from engine.errors import InputError
+from engine.errors import InputError, StoppedError
 from engine.goal import Goal
 from engine.parallel import reported
 from engine.plan import Plan
@@ -182,8 +182,13 @@ def _point_of_trial(common: tuple, index: int, stop: Stop, report: Report) -> Im
     if stop():
         return None
     there = noisy(problem, level, seed, noise)
-    total = simulate(plans[name], there).total if serving is None else serving.seconds(plans[name], there, never)
-    return ImprecisionPoint(name, level, seed, total)
+    if serving is None:
+        return ImprecisionPoint(name, level, seed, simulate(plans[name], there).total)
+    try:
+        total = serving.seconds(plans[name], there, stop)
+    except StoppedError:
+        return None
+    return None if stop() else ImprecisionPoint(name, level, seed, total)  # one simulated in a hurry is no point
 
 
 def gains(points: Sequence[ImprecisionPoint]) -> tuple[str, float, float] | None:
