@@ -358,8 +358,9 @@ def contention(problem: Problem) -> None:
         if points:
             widgets.chart(charts.contention(points, answer.pays_from, complete, answer.phase), "what-if-pays")
             now = "As things are" if problem.network.contended else "With ports that keep their full rate, as now,"
+            how = "The whole step is simulated, attention and all. " if answer.phase is not None else ""
             widgets.caption_with_costs(
-                f"{plain(answer.plan)}. {now} orders of this placement can save {units.at_most(answer.most_saved)} "
+                f"{plain(answer.plan)}. {how}{now} orders of this placement can save {units.at_most(answer.most_saved)} "
                 "of all at once (bound).",
                 answer.cost_source,
             )
