@@ -143,24 +143,19 @@ def imprecise_times(
         )
     _noise_axis(figure, points)
     figure.update_yaxes(title=f"{SPANS[phase]} on the mixture, {unit} (simulated)", rangemode="tozero")
-    return theme.finish(figure, _loss(points, complete), 400, legend=LEGEND)
+    return theme.finish(figure, _loss(points, complete, phase), 400, legend=LEGEND)
 
 
-def _loss(points: Sequence[ImprecisionPoint], complete: bool) -> str:
+def _loss(points: Sequence[ImprecisionPoint], complete: bool, phase: Phase | None) -> str:
     levels, drawn = _by_level([point for point in points if point.system == "aurora"])
     if not levels:
         return "No points yet"
     if len(levels) < 2 or levels[0] > 0:
-        return (
-            f"So far: Aurora takes {seconds(float(np.median(drawn[-1])))}"
-            if not complete
-            else (f"Aurora's plan takes {seconds(float(np.median(drawn[-1])))} at {share(levels[-1])} noise")
-        )
+        where = f"'s plan takes {{}} at {share(levels[-1])} noise" if complete else " takes {}"
+        return told("Aurora" + where.format(seconds(float(np.median(drawn[-1])))), complete, phase)
     loss = np.median(drawn[-1]) / np.median(drawn[0]) - 1
-    finding = f"At {share(levels[-1])} noise Aurora's plan takes {share(abs(loss))} {'longer' if loss >= 0 else 'less'}"
-    if complete:
-        return finding
-    return f"So far: {finding[0].lower()}{finding[1:]}"
+    finding = f"at {share(levels[-1])} noise Aurora's plan takes {share(abs(loss))} {'longer' if loss >= 0 else 'less'}"
+    return told(finding, complete, phase)
 
 
 def speed_ups(points: Sequence[ImprecisionPoint], titles: dict[str, str]) -> go.Figure:
