@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from engine.compare.contention import CONTENTIONS
 from engine.compare.imprecision import LEVELS
-from engine.compare.what_if import NO_CHANGE, Change, changed, is_quick, least, outlook, served_after
+from engine.compare.what_if import FIXED, NO_CHANGE, Change, changed, is_quick, least, outlook, served_after
 from engine.errors import InputError, StoppedError
 from engine.goal import Goal
 from engine.overlap.operator_graph import OperatorGraph
@@ -234,6 +234,8 @@ def curve(
     heuristics may find a slower one, and of a serving step the system plans for the MoE layers. Raises InputError for values
     that cannot be."""
     changes = changes_of(field, values)
+    if serving is not None and field == "width":
+        raise InputError(FIXED)
     common = (problem, field, changes, dict(plans), anew and (anew[0], dict(anew[1])), serving)
     titles = [f"{field} {getattr(change, field):g}" for change in changes]
     for _, points in reported(_points_at, common, titles, stop, report):

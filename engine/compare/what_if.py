@@ -77,6 +77,8 @@ class Change(Frozen):
 
 
 NO_CHANGE = Change()
+FIXED = "of a serving step network, computation, latency, contention, batch and noise can be changed here"
+"""The answer to other changes of it."""
 
 
 def changed(problem: Problem, change: Change) -> Problem:
@@ -202,7 +204,7 @@ def served_after(problem: Problem, plan: Plan, change: Change, serving: Serving,
     """The whole step after a change; of its tokens the sequences change. Experts keep their measured kernels. Raises InputError
     as `changed` and `serve` do, and for other sizes of the model."""
     if change.width != 1 or change.dtype:
-        raise InputError("of a serving step network, computation, latency, batch and noise can be changed here")
+        raise InputError(FIXED)
     step, source = serving.step, serving.source
     sequences = max(1, round(step.sequences * change.tokens))
     if step.overlap == "two-batch":

@@ -283,6 +283,8 @@ def test_of_a_serving_step_sensitivity_and_a_curve_are_of_the_whole_step() -> No
     aurora = run(SYSTEMS["aurora"], problem, {"time_limit": 5.0}).result.solution
     assert exact.system == "aurora" and exact.total == serving.seconds(aurora, problem)
 
+    with pytest.raises(InputError, match="of a serving step network"):
+        list(curve(problem, "width", [2.0], {"linear": plan}, serving=serving))
     for bad in (Change(width=2), Change(dtype="fp8")):
         with pytest.raises(InputError, match="of a serving step network"):
             pace_of(plan, problem, bad, serving)
