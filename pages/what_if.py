@@ -18,7 +18,6 @@ if widgets.problem_or_advice() is None:
 problem = widgets.needed_problem()
 live.panel(problem)
 st.divider()
-widgets.say_inference_only()
 if problem.goal is Goal.TRAINING:
     sweeps.panel(problem)
     st.subheader("Sensitivity", anchor=False)

@@ -11,6 +11,7 @@ from engine.compare.contention import MODES, ContentionPoint, all_alike
 from engine.compare.standing import gain_in_words
 from engine.compare.what_if import Outlook
 from engine.result import NOT_BOUNDED
+from engine.serving.step import Phase
 from engine.units import TIME, ratio, scale_of, seconds, share
 
 COMPUTES, SENDS = theme.KIND_COLOURS["dense"], theme.KIND_COLOURS["dispatch"]
@@ -21,6 +22,18 @@ ALIKE = 0.02
 LEGEND = theme.legend_below(-0.24)
 NAME = 24
 """Most characters of a plan's name in a legend next to the sliders in a window of 1024."""
+
+
+SPANS: dict[Phase | None, str] = {"decode": "time per token", "prefill": "time to first token", None: "time"}
+"""The time that a study is of, by the phase of the serving step; None: of a pass or training step."""
+
+
+def told(finding: str, complete: bool, phase: Phase | None) -> str:
+    """A finding as a title, with the time that it is of and a word where points are missing; it begins with a small letter or a
+    name."""
+    if phase is not None:
+        return f"{SPANS[phase].capitalize()}{'' if complete else ' so far'}: {finding}"
+    return f"{finding[0].upper()}{finding[1:]}" if complete else f"So far: {finding}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -299,10 +312,13 @@ STYLES = {
 }
 
 
-def contention(points: Sequence[ContentionPoint], pays_from: float | None, complete: bool = True) -> go.Figure:
+def contention(
+    points: Sequence[ContentionPoint], pays_from: float | None, complete: bool = True, phase: Phase | None = None
+) -> go.Figure:
     """Time of a placement against contention, a line for every mode of orders; values stand evenly apart.
 
     pays_from: the contention from which an order is no slower than all sends at once, marked; None: there is none
+    phase: of the serving step that is timed; None: a pass
     """
     most = max((total for point in points for total in point.seconds.values()), default=1.0)
     factor, unit = scale_of(most, TIME)
@@ -334,27 +350,35 @@ def contention(points: Sequence[ContentionPoint], pays_from: float | None, compl
         ticktext=[_percent(value) for value in values],
         showgrid=False,
     )
-    figure.update_yaxes(title=f"time, {unit} (simulated)", rangemode="tozero")
-    return theme.finish(figure, _finding(points, pays_from, complete), 420, top=64, legend=theme.legend_below(-0.2))
+    figure.update_yaxes(title=f"{SPANS[phase]}, {unit} (simulated)", rangemode="tozero")
+    title = _finding(points, pays_from, complete, phase)
+    return theme.finish(figure, title, 420, top=64, legend=theme.legend_below(-0.2))
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 
-def _finding(points: Sequence[ContentionPoint], pays_from: float | None, complete: bool) -> str:
+def _finding(points: Sequence[ContentionPoint], pays_from: float | None, complete: bool, phase: Phase | None) -> str:
     if not points:
         return "No points yet"
-    first, last = points[0], points[-1]
+    last = points[-1]
     if not complete:
-        return f"So far: at {_percent(last.contention)} all at once takes {seconds(last.seconds['concurrent'])}"
+        said = f"at {_percent(last.contention)} all at once takes {seconds(last.seconds['concurrent'])}"
+        return told(said, False, phase)
+    return told(_ordering(points, pays_from), True, phase)
+
+
+def _ordering(points: Sequence[ContentionPoint], pays_from: float | None) -> str:
+    """The contention from which ordering pays, and the gain at the most of it."""
+    first, last = points[0], points[-1]
     gain = ratio(last.seconds["concurrent"] / (last.seconds["concurrent"] - last.saved))
     if pays_from is None and last.saved >= 0:  # stopped before the contention was known
-        return f"Ordering pays at {_percent(last.contention)} contention, and is {gain} as fast"
+        return f"ordering pays at {_percent(last.contention)} contention, and is {gain} as fast"
     if pays_from is not None and all_alike(point.seconds for point in points):
-        return f"Ordering changes nothing up to {_percent(last.contention)} contention"
+        return f"ordering changes nothing up to {_percent(last.contention)} contention"
     if pays_from is None:
-        return f"Ordering does not pay up to {_percent(last.contention)} contention"
+        return f"ordering does not pay up to {_percent(last.contention)} contention"
     if pays_from == first.contention:
-        return f"Ordering pays as things are, and is {gain} as fast at {_percent(last.contention)} contention"
-    return f"Ordering pays from {_percent(pays_from)} contention on, and is {gain} as fast at {_percent(last.contention)}"
+        return f"ordering pays as things are, and is {gain} as fast at {_percent(last.contention)} contention"
+    return f"ordering pays from {_percent(pays_from)} contention on, and is {gain} as fast at {_percent(last.contention)}"

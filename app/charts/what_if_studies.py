@@ -7,12 +7,15 @@ import numpy as np
 import plotly.graph_objects as go
 
 from app.charts import theme
+from app.charts.what_if import SPANS, told
 from engine.cluster import Node
 from engine.compare.capacity import CapacityPoint, hardware, smallest
 from engine.compare.drift import Drift, Followed
 from engine.compare.imprecision import ImprecisionPoint
+from engine.compare.judge import is_pass
 from engine.compare.sensitivity import ANEW, CurvePoint, SensitivityPoint
-from engine.units import TIME, at_most, digits, ratio, scale_of, seconds, share
+from engine.serving.step import Phase
+from engine.units import TIME, at_most, digits, ratio, scale_of, seconds, share, signed
 
 STYLES = {
     "aurora": (theme.TEAL, "solid", "circle"),
@@ -26,14 +29,21 @@ LEGEND = theme.legend_below(-0.2)
 
 
 def tornado(
-    points: Sequence[SensitivityPoint], total: float, change: float, complete: bool = True, tag: str = "simulated"
+    points: Sequence[SensitivityPoint],
+    total: float,
+    change: float,
+    complete: bool = True,
+    tag: str = "simulated",
+    phase: Phase | None = None,
+    rate: float | None = None,
 ) -> go.Figure:
     """Change of the total time when a parameter is a share less or more, the most important on top.
 
-    total: seconds as things are
+    total, rate: seconds as things are, and tokens a second and GPU of a serving step
     change: the share
     complete: True if all points are there
     tag: source of the times, such as "simulated"
+    phase: of the serving step that is timed; None: a pass or training step
     """
     ordered = sorted(points, key=lambda point: -point.reach)
     place = np.arange(len(ordered))
@@ -53,38 +63,56 @@ def tornado(
             marker={"color": colour, "opacity": 0.85, "pattern": {"shape": pattern, "size": 6}},
             **theme.tips(
                 f"{theme.plain(point.title)}, {title}<br>{seconds(value)}, {100 * (value / (total or 1) - 1):+.2f} %"
+                f"{_rated(getattr(point, f'{side}_rate'))}"
                 for point, value in zip(ordered, values, strict=True)
             ),
         )
     figure.add_vline(x=0, line={"width": 1, "color": theme.NEUTRAL})
-    figure.update_xaxes(title=f"change of the total time, % of {seconds(total)} ({tag})", zeroline=False, ticksuffix=" %")
+    what = "total time" if phase is None else SPANS[phase]
+    figure.update_xaxes(
+        title=f"change of the {what}, % of {seconds(total)}{_rated(rate)} ({tag})", zeroline=False, ticksuffix=" %"
+    )
     ticktext = [theme.plain(point.title) for point in ordered]
     range = [max(len(ordered), 1) - 0.4, -0.6]
     figure.update_yaxes(tickvals=place, ticktext=ticktext, showgrid=False, zeroline=False, range=range)
     height = 150 + 30 * len(ordered)
     legend = LEGEND | {"y": -62 / (height - 110)}
-    return theme.finish(figure, _most_important(ordered, total, change, complete), height, barmode="overlay", legend=legend)
+    title = _most_important(ordered, total, change, complete, phase, rate)
+    return theme.finish(figure, title, height, barmode="overlay", legend=legend)
 
 
-def _most_important(ordered: Sequence[SensitivityPoint], total: float, change: float, complete: bool) -> str:
+def _rated(rate: float | None) -> str:
+    """Tokens a second of a serving step, after its time."""
+    return "" if rate is None else f", {digits(rate)} tokens/s per GPU"
+
+
+def _most_important(
+    ordered: Sequence[SensitivityPoint], total: float, change: float, complete: bool, phase: Phase | None, rate: float | None
+) -> str:
     if not ordered or not total:
         return "No points yet"
     first = ordered[0]
-    gain = 1 - min(first.less, first.more) / total
     which = "less" if first.less < first.more else "more"
-    about = theme.plain(first.title)
-    title = f"{about[:1].upper()}{about[1:]} counts most: {share(change)} {which} saves {share(gain)} of the time"
+    least, about = min(first.less, first.more), theme.plain(first.title)
+    if rate:  # the gain is in tokens a second: a smaller batch takes less time and brings fewer of them
+        there = getattr(first, f"{which}_rate")
+        said = f"{about} counts most, {share(change)} {which}: {seconds(least)}{_rated(there)} ({signed(there / rate - 1)})"
+        return told(said, complete, phase)
+    title = f"{about} counts most: {share(change)} {which} saves {share(1 - least / total)} of the time"
     idle = [point.title for point in ordered if point.reach <= 1e-6 * total]
     if complete and idle:
         title += f"; {theme.plain(idle[0])} does not matter" if len(idle) == 1 else f"; {len(idle)} others do not matter"
-    return title if complete else f"So far: {title[0].lower()}{title[1:]}"
+    return told(title, complete, phase)
 
 
-def imprecise_times(points: Sequence[ImprecisionPoint], titles: dict[str, str], complete: bool = True) -> go.Figure:
+def imprecise_times(
+    points: Sequence[ImprecisionPoint], titles: dict[str, str], complete: bool = True, phase: Phase | None = None
+) -> go.Figure:
     """Time on a mixture of the planned traffic with noise, against the share of noise: the median of the draws with a band from
     the least to the most.
 
     titles: of the systems
+    phase: of the serving step that is timed; None: a pass
     """
     factor, unit = scale_of(max((point.total for point in points), default=1.0), TIME)
     figure = go.Figure()
@@ -114,25 +142,20 @@ def imprecise_times(points: Sequence[ImprecisionPoint], titles: dict[str, str], 
             ),
         )
     _noise_axis(figure, points)
-    figure.update_yaxes(title=f"time on the mixture, {unit} (simulated)", rangemode="tozero")
-    return theme.finish(figure, _loss(points, complete), 400, legend=LEGEND)
+    figure.update_yaxes(title=f"{SPANS[phase]} on the mixture, {unit} (simulated)", rangemode="tozero")
+    return theme.finish(figure, _loss(points, complete, phase), 400, legend=LEGEND)
 
 
-def _loss(points: Sequence[ImprecisionPoint], complete: bool) -> str:
+def _loss(points: Sequence[ImprecisionPoint], complete: bool, phase: Phase | None) -> str:
     levels, drawn = _by_level([point for point in points if point.system == "aurora"])
     if not levels:
         return "No points yet"
     if len(levels) < 2 or levels[0] > 0:
-        return (
-            f"So far: Aurora takes {seconds(float(np.median(drawn[-1])))}"
-            if not complete
-            else (f"Aurora's plan takes {seconds(float(np.median(drawn[-1])))} at {share(levels[-1])} noise")
-        )
+        where = f"'s plan takes {{}} at {share(levels[-1])} noise" if complete else " takes {}"
+        return told("Aurora" + where.format(seconds(float(np.median(drawn[-1])))), complete, phase)
     loss = np.median(drawn[-1]) / np.median(drawn[0]) - 1
-    finding = f"At {share(levels[-1])} noise Aurora's plan takes {share(abs(loss))} {'longer' if loss >= 0 else 'less'}"
-    if complete:
-        return finding
-    return f"So far: {finding[0].lower()}{finding[1:]}"
+    finding = f"at {share(levels[-1])} noise Aurora's plan takes {share(abs(loss))} {'longer' if loss >= 0 else 'less'}"
+    return told(finding, complete, phase)
 
 
 def speed_ups(points: Sequence[ImprecisionPoint], titles: dict[str, str]) -> go.Figure:
@@ -336,12 +359,18 @@ SHARES = ("contention", "noise")
 
 
 def curve(
-    points: Sequence[CurvePoint], field: str, series: Sequence[str], complete: bool = True, tag: str = "simulated"
+    points: Sequence[CurvePoint],
+    field: str,
+    series: Sequence[str],
+    complete: bool = True,
+    tag: str = "simulated",
+    phase: Phase | None = None,
 ) -> go.Figure:
     """Time against the changed value, a line for every plan as it is and one for plans made for each value.
 
     series: names of the plans, the open one first
     tag: source of the times
+    phase: of the serving step that is timed; None: a pass or training step
     """
     factor, unit = scale_of(max((point.total for point in points if point.total is not None), default=1.0), TIME)
     values = sorted({point.value for point in points})
@@ -358,28 +387,29 @@ def curve(
             name=theme.plain(name),
             **theme.styled(*CURVE_STYLES[min(turn, 2) if name != ANEW else 2]),
             **theme.tips(
-                f"{theme.plain(name)}<br>{_value(point.value, ratios)}: {seconds(point.total)}" for point in points_of_plan
+                f"{theme.plain(name)}<br>{_value(point.value, ratios)}: {seconds(point.total)}{_rated(point.rate)}"
+                for point in points_of_plan
             ),
         )
     ends = np.log10([values[0], values[-1]]) if log and values else None
     figure.update_xaxes(
-        title=AXES[field],
+        title="batch, × today's" if phase and field == "tokens" else AXES[field],
         type="log" if log else "linear",
         tickvals=values,
         showgrid=False,
         ticktext=[_value(value, ratios) for value in values],
         range=None if ends is None else [ends[0] - 0.05, ends[1] + 0.05],
     )
-    figure.update_yaxes(title=f"time, {unit} ({tag})")
+    figure.update_yaxes(title=f"{SPANS[phase]}, {unit} ({tag})")
     figure.update_yaxes({"type": "log", "dtick": "D2"} if log else {"rangemode": "tozero"})
-    return theme.finish(figure, _course(points, series, ratios, complete), 420, legend=LEGEND)
+    return theme.finish(figure, _course(points, series, ratios, complete, phase), 420, legend=LEGEND)
 
 
 def _value(value: float, ratios: bool) -> str:
     return ratio(value) if ratios else f"{100 * value:g} %"
 
 
-def _course(points: Sequence[CurvePoint], series: Sequence[str], ratios: bool, complete: bool) -> str:
+def _course(points: Sequence[CurvePoint], series: Sequence[str], ratios: bool, complete: bool, phase: Phase | None) -> str:
     """The course of the first plan compared with a plan made for each value, or else with the second."""
     totals = {
         name: {point.value: point.total for point in points if point.series == name and point.total} for name in (*series, ANEW)
@@ -397,11 +427,15 @@ def _course(points: Sequence[CurvePoint], series: Sequence[str], ratios: bool, c
             sentence = f"{name} is faster at {_value(behind[0], ratios)}"
             sentence += f" and {len(behind) - 1} more values" if len(behind) > 1 else ""
         elif other:
-            stretch = " to ".join(dict.fromkeys(ratio(relative) for relative in (min(other.values()), max(other.values()))))
-            sentence = f"{name} takes {stretch} as long as {theme.plain(series[0])}"
+            stretch = " to ".join(
+                dict.fromkeys(signed(relative - 1) for relative in (min(other.values()), max(other.values())))
+            )
+            sentence = f"{theme.plain(series[0])} gains {stretch} over {name}"
     if not sentence:
-        return "No points yet" if not own else f"{theme.plain(series[0])} takes {seconds(min(own.values()))} at best"
-    return sentence[0].upper() + sentence[1:] if complete else f"So far: {sentence}"
+        if not own:
+            return "No points yet"
+        sentence, complete = f"{theme.plain(series[0])} takes {seconds(min(own.values()))} at best", True
+    return told(sentence, complete, phase)
 
 
 POLICIES = {
@@ -452,7 +486,7 @@ def drifting(answer: Drift) -> go.Figure:
         **theme.tips(f"limit<br>{name}: {seconds(time)}" for name, time in zip(names, limit, strict=True)),
     )
     figure.update_xaxes(title="window, in order of time; a mark: a move at its start", dtick=max(1, len(names) // 16))
-    figure.update_yaxes(title=f"time of {answer.passes:,} passes, {unit} (simulated)")
+    figure.update_yaxes(title=f"time of {answer.passes:,} {'passes' if is_pass(answer.unit) else 'steps'}, {unit} (simulated)")
     best, never = answer.policies[0], answer.never
     saved = share(1 - best.total / never.total if never.total else 0.0)
     title = "Never moving is best" if best is never else f"Best: {best.name.split(',')[0]}; saves {saved}, moves included"

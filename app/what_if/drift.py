@@ -6,7 +6,7 @@ import streamlit as st
 from app import kept, studies, widgets
 from app.charts import what_if_studies as charts
 from app.tables import plain, sentence
-from app.what_if.live import run_button
+from app.what_if.live import run_button, timed_step
 from engine import units
 from engine.compare.drift import FEWEST_WINDOWS, MOST_WINDOWS, PASSES
 from engine.goal import Goal
@@ -29,7 +29,7 @@ def drift(problem: Problem) -> None:
         st.info("Drift is studied for one model: close the second one.", icon=":material/info:")
         return
     names, systems = widgets.fitting_recordings(problem), systems_for(problem)
-    faults: list[str] = []
+    faults, step = list[str](), timed_step(problem)
     with st.container(horizontal=True, vertical_alignment="bottom"):
         several = len(names) >= FEWEST_WINDOWS
         ways = [RECORDINGS, PARTS] if several else [PARTS]
@@ -43,15 +43,17 @@ def drift(problem: Problem) -> None:
         system = kept.selectbox("System", list(systems), 0, lambda name: systems[name].title, width=210, key="drift-system")
         limit = kept.limited(faults, "Time per plan, s", 0.1, 600.0, 2.0, width=140, key="drift-limit")
         help = "of a window, between two moves; SGLang balances anew after 1,000"
-        passes = kept.limited(faults, "Passes", 1, 10**9, PASSES, width=130, key="drift-passes", help=help)
+        passes = kept.limited(faults, "Steps" if step else "Passes", 1, 10**9, PASSES, width=130, key="drift-passes", help=help)
         ready = not isinstance(problem.workload, TrafficMatrix) and (parts is not None or len(chosen) >= FEWEST_WINDOWS)
         if run_button("Find the best policy", "drift", ready and not faults):
             options = {"time_limit": limit} if "time_limit" in systems[system].options.model_fields else {}
             asked = {"recordings": chosen, "parts": parts, "system": system, "options": options, "passes": passes}
-            studies.start_and_rerun("drift", problem, asked)
+            studies.start_and_rerun("drift", problem, asked | step)
     for fault in faults:
         st.error(sentence(fault), icon=":material/error:")
-    studies.watch_for_problem("drift", problem, {}, _show, "Nothing run yet. Every window gets up to five plans.")
+    studies.watch_for_problem(
+        "drift", problem, {"serving": step.get("serving")}, _show, "Nothing run yet. Every window gets up to five plans."
+    )
 
 
 def _show(answer: DriftAnswer, complete: bool) -> None:
@@ -61,7 +63,8 @@ def _show(answer: DriftAnswer, complete: bool) -> None:
     widgets.chart(charts.drifting(found), "what-if-drift")
     st.markdown(plain(found.in_words))
     widgets.caption_with_costs(
-        f"{plain(found.system)}; first deployed: {plain(found.deployed)}. The limit, {units.seconds(found.limit)}, knows every "
+        f"{plain(found.system)}; first deployed: {plain(found.deployed)}; times are of "
+        f"{plain(found.unit)}. The limit, {units.seconds(found.limit)}, knows every "
         "window beforehand and moves for nothing; it bounds schedules of these plans, not of others.",
         found.cost_source,
     )

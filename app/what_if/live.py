@@ -14,7 +14,7 @@ from app.optimise.table import scope_of
 from app.tables import plain
 from engine import units
 from engine.compare.sensitivity import USUAL_VALUES, system_for
-from engine.compare.what_if import Change, Outlook, is_quick
+from engine.compare.what_if import NO_CHANGE, Change, Outlook, is_quick
 from engine.errors import InputError
 from engine.goal import Goal
 from engine.jobs import runner
@@ -130,8 +130,8 @@ def others_of(problem: Problem, plan: Plan) -> dict[str, Plan]:
     return {id: fitting[id] for id in [*usual, *fitting] if id != plan.id}
 
 
-def sliders_of(problem: Problem) -> list[Slider]:
-    """The factors of the open problem that can be changed."""
+def sliders_of(problem: Problem, serving: cached.Serving | None) -> list[Slider]:
+    """The factors of the open problem that can be changed. serving: the whole step that is timed, if one is"""
     sliders = [NETWORK, COMPUTE]
     if problem.network.latency > 0 or problem.network.link_latency.any():
         sliders.append(LATENCY)
@@ -139,7 +139,7 @@ def sliders_of(problem: Problem) -> list[Slider]:
         sliders.append(CONTENTION)
     if problem.goal is Goal.TRAINING:
         return sliders + ([BATCH] if problem.graph is None else [])
-    if forecast_serving(problem) is not None:
+    if serving is not None:
         return [*sliders, BATCH]
     return [*sliders, TOKENS, WIDTH]
 
@@ -151,7 +151,8 @@ def forecast_serving(problem: Problem) -> cached.Serving | None:
 
 def choose(problem: Problem) -> Change:
     """The sliders, and the change that they make."""
-    sliders = sliders_of(problem)
+    serving = forecast_serving(problem)
+    sliders = sliders_of(problem, serving)
     at = {
         slider.field: kept.select_slider(
             slider.label, slider.values, slider.usual, slider.said, key=_key(slider.field), help=slider.help
@@ -159,8 +160,7 @@ def choose(problem: Problem) -> Change:
         for slider in sliders
     }
     factors = dict(at)
-    served = forecast_serving(problem) is not None
-    if problem.goal is not Goal.TRAINING and not served:
+    if problem.goal is not Goal.TRAINING and serving is None:
         at["dtype"] = kept.selectbox(
             "Number format",
             DTYPES,
@@ -278,6 +278,8 @@ def _said(problem: Problem, is_open: bool, change: Change) -> str:
     elif is_quick(problem):
         parts.append("Simulated: placement and order of sends stay as they are, only what the sliders set changes.")
     else:
+        if cached.open_serving(problem) is not None:
+            parts.append("The plan's MoE layers alone, as for inference; the studies below time the whole serving step.")
         parts.append(
             "Too large to simulate every send while a slider moves: each all-to-all takes what its busiest port needs at the "
             "least, which no order without relays beats. Orders differ here by contention alone; the Timeline simulates them."
@@ -298,9 +300,6 @@ def _said(problem: Problem, is_open: bool, change: Change) -> str:
     if change.contention:
         parts.append(f"Every further send at a port makes bytes there take {units.share(change.contention)} longer.")
     return " ".join(parts)
-
-
-NO_CHANGE = Change()
 
 
 def outlooks_of(problem: Problem, plans: Sequence[Plan], change: Change = NO_CHANGE) -> dict[str, Outlook]:
@@ -330,6 +329,12 @@ def _kept(id: str, key: tuple[str, ...], change: str) -> _Kept:
     return _Kept()
 
 
+def timed_step(problem: Problem) -> dict[str, Any]:
+    """The argument of a study that times the serving step that is the goal as a whole; nothing without one."""
+    serving = cached.open_serving(problem)
+    return {} if serving is None else {"serving": serving.arguments}
+
+
 def run_button(label: str, kind: str, ready: bool = True) -> bool:
     """The button that starts a study, unless one of its kind runs."""
     return st.button(label, icon=":material/play_arrow:", type="primary", disabled=not ready or studies.is_running(kind))
@@ -343,20 +348,23 @@ def contention(problem: Problem) -> None:
         "or none meet at a port."
     )
     plan, _ = plan_to_study(problem)
+    step = timed_step(problem)
     wanted = {"plan": plan.model_dump(mode="json", exclude_none=True)}
     if run_button("Run the contention study", "contention"):
-        studies.start_and_rerun("contention", problem, wanted)
+        studies.start_and_rerun("contention", problem, wanted | step)
 
     def show(answer: ContentionAnswer, complete: bool) -> None:
         points = answer.points
         if points:
-            widgets.chart(charts.contention(points, answer.pays_from, complete), "what-if-pays")
+            widgets.chart(charts.contention(points, answer.pays_from, complete, answer.phase), "what-if-pays")
             now = "As things are" if problem.network.contended else "With ports that keep their full rate, as now,"
+            how = "The whole step is simulated, attention and all. " if answer.phase is not None else ""
             widgets.caption_with_costs(
-                f"{plain(answer.plan)}. {now} orders of this placement can save {units.at_most(answer.most_saved)} "
+                f"{plain(answer.plan)}. {how}{now} orders of this placement can save {units.at_most(answer.most_saved)} "
                 "of all at once (bound).",
                 answer.cost_source,
             )
             studies.download(points, "contention")
 
+    wanted |= {"serving": step.get("serving")}
     studies.watch_for_problem("contention", problem, wanted, show, "Nothing run yet. On the sample it takes a few seconds.")

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from app import failing, kept, state, studies, widgets
+from app import cached, failing, kept, state, studies, widgets
 from app.charts import what_if_studies
 from app.tables import plain, sentence
 from app.what_if.drift import drift
-from app.what_if.live import contention, others_of, plan_to_study, run_button, sliders_of
+from app.what_if.live import contention, others_of, plan_to_study, run_button, sliders_of, timed_step
 from app.what_if.sweeps import synthetic_panel
 from engine import units
 from engine.compare.imprecision import (
@@ -22,7 +22,7 @@ from engine.compare.imprecision import (
     contenders_of,
     gains,
 )
-from engine.compare.sensitivity import USUAL_VALUES, system_for
+from engine.compare.sensitivity import ANEW, USUAL_VALUES, system_for
 from engine.errors import InputError
 from engine.jobs.studies import CurveAnswer, ImprecisionAnswer, SensitivityAnswer
 from engine.problem import Problem
@@ -56,7 +56,8 @@ def curve(problem: Problem) -> None:
     st.caption("One slider over its whole range: the plan and a baseline as they are, and plans made for each value.")
     plan, _ = plan_to_study(problem)
     others = others_of(problem, plan)
-    sliders = {slider.field: slider for slider in sliders_of(problem)}
+    step = timed_step(problem)
+    sliders = {slider.field: slider for slider in sliders_of(problem, cached.open_serving(problem))}
     with st.container(horizontal=True, vertical_alignment="bottom"):
         field = kept.selectbox(
             "Change",
@@ -85,16 +86,20 @@ def curve(problem: Problem) -> None:
                 "system": name if anew else None,
                 "options": options,
             }
-            studies.start_and_rerun("curve", problem, arguments)
+            studies.start_and_rerun("curve", problem, arguments | step)
 
-    studies.watch_for_problem("curve", problem, {}, _show_curve, "No sweep yet. Without replanning it takes far less time.")
+    wanted = {"serving": step.get("serving")}
+    studies.watch_for_problem("curve", problem, wanted, _show_curve, "No sweep yet. Without replanning it takes far less time.")
 
 
 def _show_curve(answer: CurveAnswer, complete: bool) -> None:
     points = answer.points
     if points:
-        widgets.chart(what_if_studies.curve(points, answer.field, answer.series, complete, _tag(answer)), "what-if-curve")
-        widgets.caption_with_costs(_how(answer), answer.cost_source)
+        figure = what_if_studies.curve(points, answer.field, answer.series, complete, _tag(answer), answer.phase)
+        widgets.chart(figure, "what-if-curve")
+        anew = answer.phase is not None and any(point.series == ANEW for point in points)
+        planned = " Plans made anew are made for the MoE layers." if anew else ""
+        widgets.caption_with_costs(_how(answer) + planned, answer.cost_source)
         studies.download(points, "curve")
 
 
@@ -102,9 +107,11 @@ def _tag(answer: CurveAnswer | SensitivityAnswer) -> str:
     return "simulated" if answer.simulated else "bound"
 
 
-def _how(answer: CurveAnswer | SensitivityAnswer) -> str:
+def _how(answer: CurveAnswer | SensitivityAnswer | ImprecisionAnswer) -> str:
     """The method by which a study came to its times."""
-    if answer.simulated:
+    if answer.phase is not None:
+        return "The whole step is simulated, attention and all."
+    if isinstance(answer, ImprecisionAnswer) or answer.simulated:
         return "Simulated."
     return "Not simulated: every all-to-all at the time of its busiest port."
 
@@ -118,21 +125,21 @@ def sensitivity(problem: Problem) -> None:
     if plan is None:
         st.caption("Open a plan first.")
         return
-    faults: list[str] = []
+    faults, step = list[str](), timed_step(problem)
     with st.container(horizontal=True, vertical_alignment="bottom"):
         percent = kept.limited(faults, "By, %", 1, 90, 25, width=110, key="what-if-share")
         wanted = {"plan": plan.model_dump(mode="json", exclude_none=True)}
         if run_button("Run the sensitivity study", "sensitivity", not faults):
-            studies.start_and_rerun("sensitivity", problem, wanted | {"share": percent / 100})
+            studies.start_and_rerun("sensitivity", problem, wanted | step | {"share": percent / 100})
+        wanted |= {"serving": step.get("serving")}
     for fault in faults:
         st.error(sentence(fault), icon=":material/error:")
 
     def show(answer: SensitivityAnswer, complete: bool) -> None:
         points = answer.points
         if points:
-            widgets.chart(
-                what_if_studies.tornado(points, answer.total, answer.share, complete, _tag(answer)), "what-if-tornado"
-            )
+            scope = (_tag(answer), answer.phase, answer.rate)
+            widgets.chart(what_if_studies.tornado(points, answer.total, answer.share, complete, *scope), "what-if-tornado")
             widgets.caption_with_costs(f"{plain(answer.plan)}. {_how(answer)}", answer.cost_source)
             studies.download(points, "sensitivity")
 
@@ -145,7 +152,7 @@ def imprecision(problem: Problem) -> None:
         "Aurora's Q4 (§8.2): plans are made on the traffic as recorded and timed on a mixture of it with noise. Noise is what "
         "other layers of this recording do, or the layer's own traffic with its experts shuffled."
     )
-    several, faults = problem.workload.layers > 1, list[str]()
+    several, faults, step = problem.workload.layers > 1, list[str](), timed_step(problem)
     with st.container(horizontal=True, vertical_alignment="bottom"):
         text = kept.text_input("Noise, %", ", ".join(f"{100 * level:g}" for level in LEVELS), width=230, key="what-if-levels")
         seeds = kept.limited(faults, "Draws per noise level", 1, MOST_SEEDS, 3, width=130, key="what-if-seeds")
@@ -164,7 +171,7 @@ def imprecision(problem: Problem) -> None:
             studies.start_and_rerun(
                 "imprecision",
                 problem,
-                {"levels": levels, "seeds": seeds, "noise": noise, "options": {"aurora": {"time_limit": limit}}},
+                {"levels": levels, "seeds": seeds, "noise": noise, "options": {"aurora": {"time_limit": limit}}} | step,
             )
     for fault in faults:
         st.error(sentence(fault), icon=":material/error:")
@@ -176,17 +183,23 @@ def imprecision(problem: Problem) -> None:
         titles = {name: contender.title for name, contender in contenders_of(problem).items()}
         left, right = st.columns(2, gap="medium")
         with left:
-            widgets.chart(what_if_studies.imprecise_times(points, titles, complete), "what-if-imprecise")
+            widgets.chart(what_if_studies.imprecise_times(points, titles, complete, answer.phase), "what-if-imprecise")
         with right:
             widgets.chart(what_if_studies.speed_ups(points, titles), "what-if-speed-ups")
         widgets.caption_with_costs(
-            f"Simulated. Noise: {plain(NOISES[answer.noise])}. Bands go from the least to the most of {answer.seeds} draws, "
-            f"lines through the median. {_gain_in_words(points, titles)}".strip(),
+            f"{_how(answer)} Noise: {plain(NOISES[answer.noise])}. Bands go from the least to the most of {answer.seeds} "
+            f"draws, lines through the median. {_gain_in_words(points, titles)}".strip(),
             answer.cost_source,
         )
         studies.download(points, "imprecision")
 
-    studies.watch_for_problem("imprecision", problem, {}, show, "Nothing run yet. On the sample it takes about a minute.")
+    studies.watch_for_problem(
+        "imprecision",
+        problem,
+        {"serving": step.get("serving")},
+        show,
+        "Nothing run yet. On the sample it takes about a minute.",
+    )
 
 
 def _gain_in_words(points: Sequence[ImprecisionPoint], titles: dict[str, str]) -> str:

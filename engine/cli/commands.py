@@ -281,7 +281,8 @@ def _study(commands: Commands) -> None:
         "--config FILE": ("the model's Hugging Face config.json (default: as --model or the model is called)", {"type": str}),
     }
     add_options(group, options)
-    command.set_defaults(serving=None)
+    said = "sensitivity, curve, contention, imprecision: time this whole step (its JSON), attention and all"
+    add_options(command, {"--serving STEP": said})
 
 
 def _drift(commands: Commands) -> None:

@@ -23,7 +23,7 @@ from engine.cli.inputs import (
     read_travel,
     split_setting,
 )
-from engine.cli.judgement import read_serving
+from engine.cli.judgement import config_of, read_serving
 from engine.cli.output import answer, columns, progress, stopped_by_signals, table
 from engine.cli.size import deployments_asked, deployments_text
 from engine.compare.affinity import sorted_choices
@@ -41,10 +41,11 @@ from engine.formats.placements import open_plan_file
 from engine.goal import Goal
 from engine.jobs.kinds import Answer, ask_type, handler_of
 from engine.jobs.studies import SweepWanted
-from engine.jobs.tasks import ProblemAsk
+from engine.jobs.tasks import ProblemAsk, ServingAsk
 from engine.plan import Plan
 from engine.problem import Problem, make_problem
 from engine.result import NOT_BOUNDED, Stop
+from engine.serving.step import ServingStep
 from engine.store.problems import as_json, problem_arguments, save_recordings
 from engine.systems import SYSTEMS, systems_for
 from engine.systems.base import Report
@@ -98,9 +99,13 @@ def run_study(options: argparse.Namespace) -> int:
     settings = {key: _value(text) for key, text in map(split_setting, options.settings)}
     if options.study == "deployments":
         return _answered(options, deployments_asked(options, settings), deployments_text)
-    if used := [name for name in OF_DEPLOYMENTS if getattr(options, name) not in (None, [])]:
+    unfit = [name for name in OF_DEPLOYMENTS if name != "config" or not options.serving]
+    if used := [name for name in unfit if getattr(options, name) not in (None, [])]:
         raise InputError(f"--{used[0].removesuffix('s')} is for study deployments")
-    problem, plans = _inputs(options)
+    if options.serving and options.study not in OF_STEPS:
+        raise InputError(f"study {options.study} times no serving step (these do: {', '.join(OF_STEPS)}); leave --serving out")
+    # The step is timed with the recording as it is, not with a recording brought to the step's tokens.
+    problem, plans = _inputs(argparse.Namespace(**vars(options) | {"serving": None}))
     if options.study == "utilisation":
         if settings:
             raise InputError("study utilisation has nothing to --set")
@@ -110,6 +115,11 @@ def run_study(options: argparse.Namespace) -> int:
     study = STUDIES[options.study]
     inputs = Inputs(problem, plans or [baseline_of(problem)] if options.study in OF_PLANS else plans, settings)
     arguments = problem_arguments(problem) | _question(options.study, study.usual(inputs), settings)
+    if options.serving:
+        if problem.goal is not Goal.INFERENCE:
+            raise InputError("a serving step is of one model's inference; leave out the training step or second model")
+        step, config = formats.read_document(ServingStep, options.serving), config_of(options, problem.model)
+        arguments["serving"] = as_json(ServingAsk(step=step, sizes=formats.read_sizes(config), config=config.resolve()))
     return _answered(options, arguments, study.text)
 
 
@@ -385,7 +395,9 @@ OF_DEPLOYMENTS = ("prompt", "output", "target", "prices", "most", "config")
 """Options that no other study has."""
 OF_PLANS = ("sensitivity", "curve", "contention", "replan")
 """Studies of a plan; without one of the baseline."""
-GIVEN = ("plan", "plans", "parent", "part", "recordings", "gpus", "profile", "settings")
+OF_STEPS = ("sensitivity", "curve", "contention", "imprecision")
+"""Studies that time a whole serving step if one is given."""
+GIVEN = ("plan", "plans", "serving", "parent", "part", "recordings", "gpus", "profile", "settings")
 """Fields that the inputs give, not --set."""
 LISTS = ("orders", "parts")
 """Settings of a sweep that are lists."""

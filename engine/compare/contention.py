@@ -13,7 +13,7 @@ import numpy as np
 
 from engine.communication.order import order
 from engine.communication.two_tier import order_on, two_tier
-from engine.compare.what_if import Change, changed
+from engine.compare.what_if import Change, changed, served_after
 from engine.errors import InputError, StoppedError
 from engine.goal import Goal
 from engine.network import Network
@@ -24,6 +24,7 @@ from engine.result import Stop, never
 from engine.schema import Amounts
 from engine.simulate import bound_of_plan, simulate
 from engine.simulate.inference import simulate_inference
+from engine.simulate.serving import Serving, work_of_step
 from engine.simulate.work import Load, Work, works_of
 from engine.systems.base import Report, silent
 from engine.systems.pieces import reverse
@@ -50,8 +51,10 @@ class ContentionPoint:
         return self.seconds["concurrent"] - min(total for mode, total in self.seconds.items() if mode != "concurrent")
 
 
-def ordered(plan: Plan, problem: Problem, stop: Stop = never) -> dict[str, Plan]:
-    """The plan with an order of each mode, by mode; relays only where GPUs of a node can relay, and one model has the GPUs.
+def ordered(plan: Plan, problem: Problem, stop: Stop = never, serving: Serving | None = None) -> dict[str, Plan]:
+    """The plan with an order of each mode, by mode, for the traffic of the recording or of a batch of a serving step; relays
+    only where GPUs of a node can relay, and one model has the GPUs.
+
     Raises InputError for a training step and for exchanges of a measured table, and StoppedError once `stop` answers True."""
     if problem.goal is Goal.TRAINING:
         raise InputError("orders of sends are of inference; a training step's collectives go one after another")
@@ -59,7 +62,11 @@ def ordered(plan: Plan, problem: Problem, stop: Stop = never) -> dict[str, Plan]
         raise InputError(f"{reason}; choose network costs that simulate sends")
     problem.check_plan(plan)
     relays = not problem.network.direct and problem.goal is Goal.INFERENCE
-    works = dict(zip(("send_order", "send_order_b"), works_of(plan, problem), strict=False))
+    if serving is None:
+        works = dict(zip(("send_order", "send_order_b"), works_of(plan, problem), strict=False))
+    else:
+        batches = 2 if serving.step.overlap == "two-batch" else 1
+        works = {"send_order": work_of_step(plan, problem, serving.step, serving.dealt(problem, plan) // batches)}
     return {
         mode: plan.model_copy(update={name: _order_of(work, problem.network, mode, stop) for name, work in works.items()})
         for mode in MODES
@@ -73,15 +80,21 @@ def contention_curve(
     values: Sequence[float] = CONTENTIONS,
     stop: Stop = never,
     report: Report = silent,
+    serving: Serving | None = None,
 ) -> Iterator[ContentionPoint]:
-    """The plans of `ordered` at every contention, ascending. Raises InputError for values that cannot be."""
+    """The plans of `ordered` at every contention, ascending. Raises InputError for values that cannot be.
+
+    serving: the step that is timed as a whole; None: a pass
+    """
     changes = [Change.from_dict({"contention": value}, f"contention {value:g}") for value in sorted(set(values))]
     titles = [change.in_words for change in changes]
-    for _, point in reported(_point_at, (problem, dict(plans), changes), titles, stop, report):
+    for _, point in reported(_point_at, (problem, dict(plans), changes, serving), titles, stop, report):
         yield point
 
 
-def pays_from(points: Sequence[ContentionPoint], problem: Problem, plans: Mapping[str, Plan]) -> float | None:
+def pays_from(
+    points: Sequence[ContentionPoint], problem: Problem, plans: Mapping[str, Plan], serving: Serving | None = None
+) -> float | None:
     """The contention from which on the best order is no slower than all sends at once; None where it is slower at all of the
     points, between which it is found by halving."""
     ahead = next((place for place, point in enumerate(points) if point.saved >= 0), None)
@@ -92,7 +105,7 @@ def pays_from(points: Sequence[ContentionPoint], problem: Problem, plans: Mappin
         low = points[ahead - 1].contention
         for _ in range(HALVINGS):
             middle = (low + high) / 2
-            low, high = (low, middle) if seconds_at(middle, problem, plans).saved >= 0 else (middle, high)
+            low, high = (low, middle) if seconds_at(middle, problem, plans, serving).saved >= 0 else (middle, high)
     return high
 
 
@@ -101,21 +114,33 @@ def all_alike(points: Iterable[Mapping[str, float]]) -> bool:
     return all(min(seconds.values()) >= seconds["concurrent"] * (1 - 1e-9) for seconds in points)
 
 
-def seconds_at(contention: float, problem: Problem, plans: Mapping[str, Plan]) -> ContentionPoint:
-    """The point at one contention."""
-    then = changed(problem, Change(contention=contention))
-    return ContentionPoint(contention, {mode: simulate(plan, then).total for mode, plan in plans.items()})
+def seconds_at(
+    contention: float, problem: Problem, plans: Mapping[str, Plan], serving: Serving | None = None, stop: Stop = never
+) -> ContentionPoint:
+    """The point at one contention; of a serving step it is simulated in a hurry once `stop` answers True."""
+    change = Change(contention=contention)
+    if serving is None:
+        then = changed(problem, change)
+        return ContentionPoint(contention, {mode: simulate(plan, then).total for mode, plan in plans.items()})
+    steps = {mode: served_after(problem, plan, change, serving, stop).figures for mode, plan in plans.items()}
+    return ContentionPoint(contention, {mode: figures.seconds for mode, figures in steps.items()})
 
 
-def most_saved(plan: Plan, problem: Problem, seconds: float) -> float:
+def most_saved(plan: Plan, problem: Problem, seconds: float, serving: Serving | None = None) -> float:
     """The share of so many seconds (of the plan's placement with all sends at once) that orders could save at the most, whoever
     relays, by a bound that no order undercuts."""
-    return max(0.0, 1 - bound_of_plan(plan, problem) / seconds) if seconds else 0.0
+    bound = bound_of_plan(plan, problem) if serving is None else serving.served(plan, problem).figures.bound
+    return max(0.0, 1 - bound / seconds) if seconds else 0.0
 
 
-def _point_at(common: tuple[Problem, dict[str, Plan], list[Change]], index: int, stop: Stop, report: Report) -> ContentionPoint:
-    problem, plans, changes = common
-    return seconds_at(changes[index].contention, problem, plans)
+def _point_at(common: tuple, index: int, stop: Stop, report: Report) -> ContentionPoint | None:
+    """None of a serving step when stopped."""
+    problem, plans, changes, serving = common
+    try:
+        point = seconds_at(changes[index].contention, problem, plans, serving, stop)
+    except StoppedError:
+        return None
+    return None if serving is not None and stop() else point
 
 
 def _order_of(work: Work, network: Network, mode: OrderMode, stop: Stop) -> SendOrder:

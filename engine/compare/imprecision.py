@@ -13,11 +13,11 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from engine.errors import InputError
+from engine.errors import InputError, StoppedError
 from engine.goal import Goal
 from engine.parallel import reported
 from engine.plan import Plan
-from engine.problem import Problem
+from engine.problem import Problem, WholeStep
 from engine.result import Status, Stop, never
 from engine.simulate import simulate
 from engine.systems import SYSTEMS, run
@@ -144,9 +144,14 @@ def imprecision(
     options: Mapping[str, Mapping[str, Value]] | None = None,
     stop: Stop = never,
     report: Report = silent,
+    serving: WholeStep | None = None,
 ) -> Iterator[ImprecisionPoint]:
     """One point for every level, seed and contender, level by level; at level 0 there is nothing to draw, so one seed does.
-    options: of the contenders, by name. Raises InputError for levels and seeds that cannot be."""
+    Raises InputError for levels and seeds that cannot be.
+
+    options: of the contenders, by name
+    serving: the step that is timed as a whole; None: a pass
+    """
     wanted, contenders = check_levels(levels, seeds), contenders_of(problem)
     chosen = [(contender, {**contender.options, **(options or {}).get(name, {})}) for name, contender in contenders.items()]
     planning = [f"{contender.title} plans on the traffic as recorded" for contender, _ in chosen]
@@ -157,7 +162,7 @@ def imprecision(
     plans = dict(zip(contenders, made, strict=True))
     trials = [(level, seed, name) for level in wanted for seed in range(seeds if level else 1) for name in plans]
     titles = [f"{contenders[name].title} on traffic that is {share(level)} imprecise" for level, _, name in trials]
-    common = (problem, noise, trials, plans)
+    common = (problem, noise, trials, plans, serving)
     for _, point in reported(_point_of_trial, common, titles, stop, lambda done, title: report(0.5 + 0.5 * done, title)):
         yield point
 
@@ -172,11 +177,18 @@ def _plan_of(common: tuple, index: int, stop: Stop, report: Report) -> Plan | No
 
 def _point_of_trial(common: tuple, index: int, stop: Stop, report: Report) -> ImprecisionPoint | None:
     """None when stopped."""
-    problem, noise, trials, plans = common
+    problem, noise, trials, plans, serving = common
     level, seed, name = trials[index]
     if stop():
         return None
-    return ImprecisionPoint(name, level, seed, simulate(plans[name], noisy(problem, level, seed, noise)).total)
+    there = noisy(problem, level, seed, noise)
+    if serving is None:
+        return ImprecisionPoint(name, level, seed, simulate(plans[name], there).total)
+    try:
+        total = serving.seconds(plans[name], there, stop)
+    except StoppedError:
+        return None
+    return None if stop() else ImprecisionPoint(name, level, seed, total)  # one simulated in a hurry is no point
 
 
 def gains(points: Sequence[ImprecisionPoint]) -> tuple[str, float, float] | None:

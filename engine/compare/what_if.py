@@ -15,11 +15,12 @@ from engine.model import MoEModel
 from engine.network import Network
 from engine.plan import Plan
 from engine.problem import Problem
+from engine.result import Stop, never
 from engine.schema import Amounts, Frozen
 from engine.serving.step import Operator, Operators, OperatorsOfTypes, OperatorSource, ServingStep
 from engine.simulate import bound_of_plan, loads_of, simulate, unbounded
 from engine.simulate.inference import bound_of_work, bounds_of_exchanges, least_of_work
-from engine.simulate.serving import Serving, are_measured, serve, with_fused_experts
+from engine.simulate.serving import ServedStep, Serving, are_measured, serve, with_fused_experts
 from engine.simulate.work import works_of
 from engine.timeline import Timeline
 from engine.workload import TrafficMatrix, Workload
@@ -55,7 +56,7 @@ class Change(Frozen):
     @property
     def is_none(self) -> bool:
         """True if everything stays as it is."""
-        return self == Change()
+        return self == NO_CHANGE
 
     @property
     def in_words(self) -> str:
@@ -73,6 +74,11 @@ class Change(Frozen):
         said += [f"{100 * self.noise:.0f} % traffic noise"] if self.noise else []
         said += [f"{100 * self.contention:.3g} % contention"] if self.contention else []
         return ", ".join(said) or "nothing changed"
+
+
+NO_CHANGE = Change()
+FIXED = "of a serving step network, computation, latency, contention, batch and noise can be changed here"
+"""The answer to other changes of it."""
 
 
 def changed(problem: Problem, change: Change) -> Problem:
@@ -194,10 +200,11 @@ class _Faster:
         return tuple(replace(each, seconds=each.seconds / self.factor) for each in self.operators_now.operators(step))
 
 
-def _of_served(problem: Problem, plan: Plan, change: Change, serving: Serving) -> Outlook:
-    """The whole step after a change; of its tokens the sequences change. Experts keep their measured kernels."""
-    if change.width != 1 or change.dtype or change.gpu_type:
-        raise InputError("of a serving step network, computation, latency, batch and noise can be changed here")
+def served_after(problem: Problem, plan: Plan, change: Change, serving: Serving, stop: Stop = never) -> ServedStep:
+    """The whole step after a change; of its tokens the sequences change. Experts keep their measured kernels. Raises InputError
+    as `changed` and `serve` do, and for other sizes of the model."""
+    if change.width != 1 or change.dtype:
+        raise InputError(FIXED)
     step, source = serving.step, serving.source
     sequences = max(1, round(step.sequences * change.tokens))
     if step.overlap == "two-batch":
@@ -207,10 +214,14 @@ def _of_served(problem: Problem, plan: Plan, change: Change, serving: Serving) -
     if not change.is_none:
         here = changed(here, change.model_copy(update={"tokens": 1}))
     if change.compute != 1:
-        source = _all_faster(source, change.compute)
-    served = serve(plan, here, step, source, serving.sizes)
+        source = _all_faster(source, change.compute, change.gpu_type)
+    return serve(plan, here, step, source, serving.sizes, stop)
+
+
+def _of_served(problem: Problem, plan: Plan, change: Change, serving: Serving) -> Outlook:
+    served = served_after(problem, plan, change, serving)
     figures, whole = served.figures, served.whole(problem.model)
-    if step.overlap == "two-batch":
+    if serving.step.overlap == "two-batch":
         parts = whole.decomposition()
     else:
         moe = {kind: seconds for kind, seconds in served.timeline.seconds_of_kind().items() if seconds}
@@ -226,9 +237,11 @@ def _of_served(problem: Problem, plan: Plan, change: Change, serving: Serving) -
     )
 
 
-def _all_faster(source: Operators, factor: float) -> Operators:
+def _all_faster(source: Operators, factor: float, gpu_type: str | None) -> Operators:
+    """Operators so many times as fast, on GPUs of this type alone if one is named."""
     if isinstance(source, OperatorsOfTypes):
-        return OperatorsOfTypes({kind: _Faster(each, factor) for kind, each in source.of_kind.items()})
+        changed = {kind: _Faster(each, factor) for kind, each in source.of_kind.items() if gpu_type in (None, kind.type)}
+        return OperatorsOfTypes({**source.of_kind, **changed})
     return _Faster(source, factor)
 
 

@@ -6,7 +6,7 @@ from engine import store
 from engine.compare.drift import PASSES, Drift, drift, in_parts
 from engine.compare.evidence import Evidence, Thresholds
 from engine.compare.held_out import Maker
-from engine.compare.judge import Judge, Serving
+from engine.compare.judge import Judge
 from engine.compare.redundancy import (
     Knee,
     RedundancyPoint,
@@ -23,21 +23,15 @@ from engine.goal import Goal
 from engine.jobs import runner
 from engine.jobs.kinds import Answer, Document
 from engine.jobs.protocol import Context, replace_result
-from engine.jobs.tasks import ProblemAsk, ServingAsk
+from engine.jobs.tasks import StepAsk
 from engine.plan import Plan
-from engine.problem import Problem
 from engine.systems import systems_for
 
 
-class JudgedAsk(ProblemAsk):
-    """recordings: digests; serving: None: a pass through the MoE layers is judged."""
+class JudgedAsk(StepAsk):
+    """recordings: digests"""
 
     recordings: tuple[str, ...]
-    serving: ServingAsk | None = None
-
-    def judged_step(self, problem: Problem) -> Serving | None:
-        """The step that counts."""
-        return None if self.serving is None else self.serving.serving(problem)
 
 
 class VerdictAsk(JudgedAsk):
@@ -63,7 +57,7 @@ class VerdictAnswer(Answer):
 def verdict(ask: VerdictAsk, context: Context) -> VerdictAnswer:
     """Judge a plan. Raises StoppedError if the job is stopped."""
     problem = ask.problem()
-    serving = ask.judged_step(problem)
+    serving = ask.timed_step(problem)
     recordings = [store.load_workload(digest) for digest in ask.recordings]
     thresholds = Thresholds.from_values(ask.thresholds)
     context.report(0.0, "judging")
@@ -114,7 +108,7 @@ class RedundancyAnswer(Answer):
 def redundancy_study(ask: RedundancyAsk, context: Context) -> RedundancyAnswer:
     """Find how many spare slots are worth their memory."""
     problem = ask.problem()
-    judge = Judge(problem, ask.judged_step(problem))
+    judge = Judge(problem, ask.timed_step(problem))
     planned, judged, held_out = planned_and_judged([store.load_workload(digest) for digest in ask.recordings])
     answer = RedundancyAnswer(
         of=len(counts_of(judge, Replication())),
@@ -164,7 +158,7 @@ def drift_study(ask: DriftAsk, context: Context) -> DriftAnswer:
     if problem.goal is not Goal.INFERENCE or ask.system not in systems:
         raise InputError(f"drift is studied for inference of one model, by one of {', '.join(systems)}")
     maker = Maker(systems[ask.system], systems[ask.system].settings(ask.options), problem)
-    answer, judge = DriftAnswer(), Judge(problem, ask.judged_step(problem))
+    answer, judge = DriftAnswer(), Judge(problem, ask.timed_step(problem))
     for found in drift(judge, windows, maker, ask.deployed, ask.passes, context.stop, context.report):
         answer = DriftAnswer(drift=found)
         context.keep(answer)

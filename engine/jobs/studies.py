@@ -22,10 +22,11 @@ from engine.errors import InputError
 from engine.goal import Goal
 from engine.jobs.kinds import Answer, Ask, Document
 from engine.jobs.protocol import Context
-from engine.jobs.tasks import ProblemAsk
+from engine.jobs.tasks import ProblemAsk, StepAsk
 from engine.plan import Claim, Plan
 from engine.result import Status
 from engine.schema import Frozen
+from engine.serving.step import Phase
 from engine.simulate import claimable_bound, loads_of, simulate
 from engine.sizing.deployment_search import cheapest
 from engine.sizing.deployments import Found, Question
@@ -143,7 +144,7 @@ def _collected(points: Iterable, answer: Points, context: Context) -> Points:
     return answer
 
 
-class SensitivityAsk(ProblemAsk):
+class SensitivityAsk(StepAsk):
     """share: by which every parameter is lowered and raised."""
 
     plan: Plan
@@ -151,34 +152,41 @@ class SensitivityAsk(ProblemAsk):
 
 
 class SensitivityAnswer(PointsAnswer):
-    """of: points in all; total: seconds as things are; plan: its name; simulated: False: bounds, see `is_simulated`."""
+    """of: points in all; total, rate: as things are, see `Pace`; plan: its name; simulated: False: bounds, see `is_simulated`;
+    phase: of the serving step that is timed."""
 
     points: tuple[sensitivity.SensitivityPoint, ...] = ()
     of: int
     share: Number
     total: float
+    rate: float | None = None
     plan: str
     simulated: bool
+    phase: Phase | None = None
 
 
 def sensitivity_study(ask: SensitivityAsk, context: Context) -> SensitivityAnswer:
     """Time a plan with a little less and a little more of everything."""
     problem, plan = ask.problem(), ask.plan
-    parameters = sensitivity.parameters_of(problem)
+    serving = ask.timed_step(problem)
+    parameters = sensitivity.parameters_of(problem, serving)
+    context.report(0.0, "as things are")
+    now = sensitivity.pace_of(plan, problem, serving=serving, stop=context.stop)
     answer = SensitivityAnswer(
         of=len(parameters),
         share=ask.share,
-        total=sensitivity.seconds_of(plan, problem),
+        total=now.seconds,
+        rate=now.rate,
         plan=plan.name,
-        simulated=sensitivity.is_simulated(problem),
+        simulated=sensitivity.is_simulated(problem, serving),
+        phase=serving and serving.step.phase,
         cost_source=problem.cost_source,
     )
-    return _collected(
-        sensitivity.sensitivity(plan, problem, ask.share, parameters, context.stop, context.report), answer, context
-    )
+    points = sensitivity.sensitivity(plan, problem, ask.share, parameters, context.stop, context.report, serving)
+    return _collected(points, answer, context)
 
 
-class CurveAsk(ProblemAsk):
+class CurveAsk(StepAsk):
     """field, values: of a change; system: None: nothing is planned anew; options: of the system."""
 
     plans: tuple[Plan, ...]
@@ -189,13 +197,15 @@ class CurveAsk(ProblemAsk):
 
 
 class CurveAnswer(PointsAnswer):
-    """series: names of the plans; of: points in all; simulated: False: bounds, see `is_simulated`."""
+    """series: names of the plans; of: points in all; simulated: False: bounds, see `is_simulated`; phase: of the serving step
+    that is timed."""
 
     points: tuple[sensitivity.CurvePoint, ...] = ()
     field: sensitivity.Field
     series: tuple[str, ...]
     of: int
     simulated: bool
+    phase: Phase | None = None
 
 
 def curve_study(ask: CurveAsk, context: Context) -> CurveAnswer:
@@ -206,19 +216,20 @@ def curve_study(ask: CurveAsk, context: Context) -> CurveAnswer:
         for turn, plan in enumerate(plans)
     }
     anew = (system_named(ask.system, problem), ask.options) if ask.system else None
+    serving = ask.timed_step(problem)
     answer = CurveAnswer(
         field=ask.field,
         series=tuple(names),
         of=len(set(ask.values)) * (len(names) + bool(anew)),
-        simulated=sensitivity.is_simulated(problem),
+        simulated=sensitivity.is_simulated(problem, serving),
+        phase=serving and serving.step.phase,
         cost_source=problem.cost_source,
     )
-    return _collected(
-        sensitivity.curve(problem, ask.field, ask.values, names, anew, context.stop, context.report), answer, context
-    )
+    points = sensitivity.curve(problem, ask.field, ask.values, names, anew, context.stop, context.report, serving)
+    return _collected(points, answer, context)
 
 
-class ContentionAsk(ProblemAsk):
+class ContentionAsk(StepAsk):
     """The plan of which the placement is studied."""
 
     plan: Plan
@@ -229,6 +240,7 @@ class ContentionAnswer(PointsAnswer):
 
     pays_from: a contention; None: at none of the points, or not known yet
     most_saved: share, see the function; None until there is a point
+    phase: of the serving step that is timed
     """
 
     points: tuple[ContentionPoint, ...] = ()
@@ -236,26 +248,29 @@ class ContentionAnswer(PointsAnswer):
     pays_from: float | None = None
     most_saved: float | None = None
     plan: str
+    phase: Phase | None = None
 
 
 def contention_study(ask: ContentionAsk, context: Context) -> ContentionAnswer:
     """Find the contention from which on ordering pays for a plan's placement."""
     problem, plan = ask.problem(), ask.plan
-    answer = ContentionAnswer(of=len(CONTENTIONS), plan=plan.name, cost_source=problem.cost_source)
+    serving = ask.timed_step(problem)
+    phase = serving and serving.step.phase
+    answer = ContentionAnswer(of=len(CONTENTIONS), plan=plan.name, phase=phase, cost_source=problem.cost_source)
     context.report(0.0, "ordering sends")
-    plans = ordered(plan, problem, context.stop)
-    for point in contention_curve(problem, plans, stop=context.stop, report=context.report):
+    plans = ordered(plan, problem, context.stop, serving)
+    for point in contention_curve(problem, plans, stop=context.stop, report=context.report, serving=serving):
         update = {"points": (*answer.points, point)}
         if answer.most_saved is None:
-            update["most_saved"] = most_saved(plan, problem, point.seconds["concurrent"])
+            update["most_saved"] = most_saved(plan, problem, point.seconds["concurrent"], serving)
         answer = answer.model_copy(update=update)
         context.keep(answer)
     if len(answer.points) == len(CONTENTIONS):
-        answer = answer.model_copy(update={"pays_from": pays_from(answer.points, problem, plans)})
+        answer = answer.model_copy(update={"pays_from": pays_from(answer.points, problem, plans, serving)})
     return answer
 
 
-class ImprecisionAsk(ProblemAsk):
+class ImprecisionAsk(StepAsk):
     """levels: shares of noise; seeds: draws of each; options: of the systems, by name."""
 
     levels: tuple[Number, ...]
@@ -265,20 +280,23 @@ class ImprecisionAsk(ProblemAsk):
 
 
 class ImprecisionAnswer(PointsAnswer):
-    """See `ImprecisionAsk`."""
+    """See `ImprecisionAsk`. phase: of the serving step that is timed"""
 
     points: tuple[ImprecisionPoint, ...] = ()
     noise: Noise
     levels: tuple[Number, ...]
     seeds: int
+    phase: Phase | None = None
 
 
 def imprecision_study(ask: ImprecisionAsk, context: Context) -> ImprecisionAnswer:
     """Plan by Aurora and its baselines on traffic that is not quite the traffic that comes."""
     problem = ask.problem()
     wanted = {"levels": ask.levels, "seeds": ask.seeds, "noise": ask.noise}
-    points = imprecision(problem, **wanted, options=ask.options, stop=context.stop, report=context.report)
-    return _collected(points, ImprecisionAnswer(cost_source=problem.cost_source, **wanted), context)
+    serving = ask.timed_step(problem)
+    points = imprecision(problem, **wanted, options=ask.options, stop=context.stop, report=context.report, serving=serving)
+    phase = serving and serving.step.phase
+    return _collected(points, ImprecisionAnswer(cost_source=problem.cost_source, phase=phase, **wanted), context)
 
 
 class CapacityAsk(ProblemAsk):

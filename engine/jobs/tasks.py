@@ -87,6 +87,16 @@ class ServingAsk(Frozen):
         return Serving(self.step, source, self.sizes)
 
 
+class StepAsk(ProblemAsk):
+    """A question about times. serving: the whole step that is timed; None: the MoE layers, or a training step."""
+
+    serving: ServingAsk | None = None
+
+    def timed_step(self, problem: Problem) -> Serving | None:
+        """The serving step that is timed."""
+        return None if self.serving is None else self.serving.serving(problem)
+
+
 class OptimiseAsk(ProblemAsk):
     """Systems to run on a problem.
 

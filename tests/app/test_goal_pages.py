@@ -309,8 +309,8 @@ def test_the_figures_of_the_table_are_those_of_serve(sample: AppTest) -> None:
     ceiling = serve(deployed, even, step, source, sizes).figures.seconds
     assert plain(f"With balanced routing a step takes {seconds(ceiling)}: today's skew costs") in metric.proto.help
     assert "MoE layers" in pages.said(sample.caption) and not sample.error
-    for page in ("what_if", "launch"):
-        assert "here the plan's MoE layers alone count" in pages.said(pages.visit(sample, page).caption)
+    assert "here the plan's MoE layers alone count" in pages.said(pages.visit(sample, "launch").caption)
+    assert "The whole step is simulated" in pages.said(pages.visit(sample, "what_if").caption)
     pages.press(pages.visit(sample, "optimise"), "Inference latency of one model")
     assert "Aurora" in set(sample.dataframe[0].value["Plan"]) and "Simulated time per token" not in pages.metrics(sample)
     pages.press(sample, SERVE)

@@ -20,7 +20,7 @@ from engine.store import team
 from engine.store.database import database
 from engine.workload import DECODE, PREFILL, ExpertLoad, RoutingTrace
 from tests.cases.cli import ALPHA, CommandLine
-from tests.cases.pages import finished, gain, metrics, press, put, run, said, visit
+from tests.cases.pages import finished, gain, metrics, pick, press, put, run, run_the_job, said, titles, visit
 from tests.cases.reviews import save, table
 from tests.cases.sessions import JOB, open_plan
 
@@ -150,6 +150,29 @@ def test_the_sliders_of_what_if_forecast_the_whole_step(served: AppTest) -> None
     next(slider for slider in served.select_slider if slider.label == "Computation speed").set_value(2.0)
     run(served)
     assert any(f"instead of {time}" in chart.proto.alt for chart in served.get("plotly_chart"))
+
+
+def test_the_sensitivity_and_the_sweep_of_what_if_are_of_the_whole_step(served: AppTest) -> None:
+    visit(served, "what_if")
+    now = line(served)
+    assert "MoE layers alone" not in said(served.caption)
+    pick(served, "what-if-study", "sensitivity")
+    found = run_the_job(served, "Run the sensitivity study", "sensitivity").result
+    assert units.seconds(found["total"]) == now["Simulated time per token"] and found["phase"] == "decode"
+    assert units.digits(found["rate"]) == now["Tokens/s per GPU"]
+    assert [point["title"] for point in found["points"]][:2] == ["network bandwidth", "computation speed"]
+    assert titles(served, "what-if-tornado")[0].startswith("Time per token: ")
+
+    pick(served, "what-if-study", "curve")
+    served.checkbox(key="what-if-anew").uncheck().run()
+    found = run_the_job(served, "Run the sweep", "curve").result
+    times = {point["value"]: point["total"] for point in found["points"] if point["series"] == served.plan.name}
+    assert units.seconds(times[1.0]) == now["Simulated time per token"]
+    assert [times[value] for value in sorted(times)] == sorted(times.values(), reverse=True)
+    assert titles(served, "what-if-curve")[0].startswith("Time per token: ")
+    other = STEP.model_copy(update={"sequences": 2000})
+    put(served, serving=other, servings={served.session_state["model"].digest: other})
+    assert not titles(served, "what-if-curve"), "it was of another step"
 
 
 def test_without_others_a_gain_is_called_in_sample(served: AppTest) -> None:

@@ -129,6 +129,22 @@ def test_a_tornado_has_the_widest_on_top() -> None:
     assert study_charts.tornado(points[:1], 1.0, 0.25, complete=False).layout.title.text.startswith("So far: ")
 
 
+def test_of_a_serving_step_titles_say_its_time_and_gains_are_in_tokens() -> None:
+    points = [SensitivityPoint("batch", 0.8, 1.3, 75.0, 92.5), SensitivityPoint("network", 1.2, 0.9, 80.0, 111.0)]
+    figure = study_charts.tornado(points, 1.0, 0.25, True, "simulated", "decode", 100.0)
+    assert figure.layout.title.text == "Time per token: batch counts most, 25 % less: 800 ms, 75 tokens/s per GPU (−25.0 %)"
+    assert "time per token, % of 1 s, 100 tokens/s per GPU" in figure.layout.xaxis.title.text
+    early = study_charts.tornado(points[1:], 1.0, 0.25, False, "simulated", "prefill", 100.0).layout.title.text
+    assert early == "Time to first token so far: network counts most, 25 % more: 900 ms, 111 tokens/s per GPU (+11.0 %)"
+    line = [CurvePoint(name, 2.0, total, 64 / total) for name, total in (("Aurora", 1.0), ("Rival (R)", 1.5))]
+    figure = study_charts.curve(line, "tokens", ["Aurora", "Rival (R)"], phase="decode")
+    assert figure.layout.title.text == "Time per token: Aurora gains +50.0 % over Rival"
+    assert figure.layout.xaxis.title.text == "batch, × today's" and "time per token" in figure.layout.yaxis.title.text
+    noise = [ImprecisionPoint("aurora", level, 0, total) for level, total in ((0.0, 1.0), (0.5, 1.2))]
+    title = study_charts.imprecise_times(noise, {"aurora": "Aurora"}, True, "decode").layout.title.text
+    assert title == "Time per token: at 50 % noise Aurora's plan takes 20 % longer"
+
+
 def test_a_curve_finds_what_keeping_a_plan_costs() -> None:
     times = {"Aurora": {1.0: 1.0, 4.0: 0.6, 8.0: None}, "Rival (R)": {1.0: 2.0, 4.0: 0.5}}
     points = [CurvePoint(name, value, time) for name, of_value in times.items() for value, time in of_value.items()]
@@ -140,7 +156,7 @@ def test_a_curve_finds_what_keeping_a_plan_costs() -> None:
         "Keeping Aurora costs at most 20 % (at 4×)"
     )
     ahead = study_charts.curve([points[0], points[3]], "noise", ["Aurora", "Rival (R)"], complete=False)
-    assert ahead.layout.title.text == "So far: Rival takes 2× as long as Aurora" and ahead.layout.xaxis.type == "linear"
+    assert ahead.layout.title.text == "So far: Aurora gains +100.0 % over Rival" and ahead.layout.xaxis.type == "linear"
 
 
 def test_imprecision_is_the_median_with_its_band() -> None:

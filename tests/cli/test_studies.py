@@ -20,7 +20,9 @@ from engine.errors import InputError
 from engine.formats import read_model, read_sizes
 from engine.formats.writers import write_npz
 from engine.jobs.kinds import HANDLERS, handler_of
+from engine.jobs.tasks import ServingAsk
 from engine.problem import Problem
+from engine.serving.step import ServingStep
 from engine.store.problems import as_json, problem_arguments
 from engine.systems import SYSTEMS, run
 from engine.training import usual_step
@@ -102,6 +104,20 @@ def test_a_study_answers_as_its_job(name: str, engine, inputs, problem: Problem)
     settings, asked = CASES[name]
     words = ["study", name, *inputs, *(word for setting in settings for word in ("--set", setting))]
     assert timeless(engine.json(*words)) == timeless(answered(name, problem, asked(problem)))
+
+
+def test_a_study_times_a_whole_serving_step_as_its_job_does(engine, inputs, problem: Problem, tmp_path: Path) -> None:
+    step = ServingStep(phase="decode", sequences=8, context=100, output=10)
+    (tmp_path / "step.json").write_text(step.to_json())
+    model, config = problem.model, tmp_path / "config.json"
+    sizes = {"hidden_size": model.d_model, "num_hidden_layers": model.layers, "num_experts": model.experts}
+    config.write_text(json.dumps(ALPHA | sizes))
+    served = [*inputs, "--serving", tmp_path / "step.json", "--config", config]
+    found = engine.json("study", "sensitivity", *served)
+    serving = as_json(ServingAsk(step=step, sizes=read_sizes(config), config=config))
+    asked = {"plan": plan_of(problem), "share": 0.25, "serving": serving}
+    assert found == answered("sensitivity", problem, asked) and found["phase"] == "decode"
+    assert "times no serving step" in engine.refused("study", "front", *served)
 
 
 def test_every_study_of_the_pages_has_a_command() -> None:

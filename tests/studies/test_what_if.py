@@ -8,8 +8,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from engine.cluster import Efficiency, contention_points
-from engine.compare.imprecision import noisy
-from engine.compare.sensitivity import ANEW, changes_of, curve, parameters_of, sensitivity
+from engine.compare.contention import contention_curve, most_saved, ordered
+from engine.compare.imprecision import imprecision, noisy
+from engine.compare.sensitivity import ANEW, changes_of, curve, pace_of, parameters_of, sensitivity
 from engine.compare.what_if import Change, changed, is_quick, least, outlook
 from engine.costs import CollectiveTimes, Combined, CostProfile, Datasheet, Line, MeasuredTimes, Profiled
 from engine.costs.alpha_beta import AlphaBeta
@@ -17,7 +18,11 @@ from engine.costs.scaled import Scaled
 from engine.errors import InputError
 from engine.plan import Plan
 from engine.problem import Problem, make_problem
+from engine.serving.aiconfigurator import choose_operators_of
+from engine.serving.sizes import usual_sizes
+from engine.serving.step import ServingStep
 from engine.simulate import bound_of_plan, simulate
+from engine.simulate.serving import Serving
 from engine.systems import SYSTEMS, TRAINING, run
 from engine.workload import TrafficMatrix
 from tests.cases.examples import examples
@@ -247,6 +252,42 @@ def test_sensitivity_is_the_plan_simulated_by_hand() -> None:
     for share in (0.0, 1.0, float("nan")):
         with pytest.raises(InputError, match="not between"):
             list(sensitivity(plan, problem, share, parameters))
+
+
+def test_of_a_serving_step_sensitivity_and_a_curve_are_of_the_whole_step() -> None:
+    problem = small()
+    step, sizes = ServingStep(phase="decode", sequences=8, context=100, output=10), usual_sizes(problem.model)
+    source, _ = choose_operators_of(None, problem.model, sizes, problem.cluster, step)
+    serving = Serving(step, source, sizes)
+    plan = run(SYSTEMS["linear"], problem, {}).result.solution
+    points = list(curve(problem, "network", [0.5, 1.0, 2.0, 8.0], {"linear": plan}, serving=serving))
+    totals = [point.total for point in points]
+    assert totals[1] == serving.seconds(plan, problem) != simulate(plan, problem).total
+    assert totals == sorted(totals, reverse=True) and totals[0] > totals[-1]
+    assert [point.rate for point in points] == [8 / point.total for point in points]
+    for kind in dict.fromkeys(gpu.type for gpu in problem.cluster.gpus):
+        alone = pace_of(plan, problem, Change(compute=4, gpu_type=kind), serving).seconds
+        assert pace_of(plan, problem, Change(compute=4), serving).seconds < alone < totals[1]
+
+    parameters = parameters_of(problem, serving)
+    assert [at.title for at in parameters][:4] == ["network bandwidth", "computation speed", "latency", "batch"]
+    found = {point.title: point for point in sensitivity(plan, problem, 0.5, parameters, serving=serving)}
+    assert found["network bandwidth"].less == totals[0] and found["batch"].less < totals[1] < found["batch"].more
+    assert found["batch"].less_rate == 4 / found["batch"].less and found["batch"].more_rate == 12 / found["batch"].more
+    orders = ordered(plan, problem, serving=serving)
+    still, *crowded = contention_curve(problem, orders, (0.0, 0.5, 1.0), serving=serving)
+    assert still.seconds["concurrent"] == serving.seconds(orders["concurrent"], problem)
+    assert all(point.seconds["concurrent"] >= still.seconds["concurrent"] for point in crowded)
+    assert most_saved(plan, problem, still.seconds["concurrent"], serving) >= still.saved / still.seconds["concurrent"]
+    (exact, *_) = imprecision(problem, (0.0,), 1, options={"aurora": {"time_limit": 5.0}}, serving=serving)
+    aurora = run(SYSTEMS["aurora"], problem, {"time_limit": 5.0}).result.solution
+    assert exact.system == "aurora" and exact.total == serving.seconds(aurora, problem)
+
+    with pytest.raises(InputError, match="of a serving step network"):
+        list(curve(problem, "width", [2.0], {"linear": plan}, serving=serving))
+    for bad in (Change(width=2), Change(dtype="fp8")):
+        with pytest.raises(InputError, match="of a serving step network"):
+            pace_of(plan, problem, bad, serving)
 
 
 def test_a_curve_is_every_value_by_hand() -> None:
