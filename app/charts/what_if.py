@@ -12,7 +12,7 @@ from engine.compare.standing import gain_in_words
 from engine.compare.what_if import Outlook
 from engine.result import NOT_BOUNDED
 from engine.serving.step import Phase
-from engine.units import TIME, ratio, scale_of, seconds, share
+from engine.units import TIME, ratio, scale_of, seconds, share, signed
 
 COMPUTES, SENDS = theme.KIND_COLOURS["dense"], theme.KIND_COLOURS["dispatch"]
 SAME = 5e-4
@@ -372,13 +372,13 @@ def _finding(points: Sequence[ContentionPoint], pays_from: float | None, complet
 def _ordering(points: Sequence[ContentionPoint], pays_from: float | None) -> str:
     """The contention from which ordering pays, and the gain at the most of it."""
     first, last = points[0], points[-1]
-    gain = ratio(last.seconds["concurrent"] / (last.seconds["concurrent"] - last.saved))
+    gain = signed(last.seconds["concurrent"] / (last.seconds["concurrent"] - last.saved) - 1)
     if pays_from is None and last.saved >= 0:  # stopped before the contention was known
-        return f"ordering pays at {_percent(last.contention)} contention, and is {gain} as fast"
+        return f"ordering pays at {_percent(last.contention)} contention, and gains {gain}"
     if pays_from is not None and all_alike(point.seconds for point in points):
         return f"ordering changes nothing up to {_percent(last.contention)} contention"
     if pays_from is None:
         return f"ordering does not pay up to {_percent(last.contention)} contention"
     if pays_from == first.contention:
-        return f"ordering pays as things are, and is {gain} as fast at {_percent(last.contention)} contention"
-    return f"ordering pays from {_percent(pays_from)} contention on, and is {gain} as fast at {_percent(last.contention)}"
+        return f"ordering pays as things are, and gains {gain} at {_percent(last.contention)} contention"
+    return f"ordering pays from {_percent(pays_from)} contention on, and gains {gain} at {_percent(last.contention)}"

@@ -185,9 +185,9 @@ def speed_ups(points: Sequence[ImprecisionPoint], titles: dict[str, str]) -> go.
     if worst:
         least, name, level = min(worst)
         title = (
-            f"Aurora gains {ratio(least)} or more"
+            f"Aurora gains {signed(least - 1)} or more"
             if least >= 1
-            else (f"Aurora loses to {theme.plain(name.split(' (')[0])} at {share(level)} noise: {ratio(least)}")
+            else (f"Aurora loses to {theme.plain(name.split(' (')[0])} at {share(level)} noise: {signed(least - 1)}")
         )
     return theme.finish(figure, title, 400, legend=LEGEND)
 

@@ -181,14 +181,15 @@ def imprecision(problem: Problem) -> None:
         if not points:
             return
         titles = {name: contender.title for name, contender in contenders_of(problem).items()}
+        drawn = f"{answer.seeds} draw{'s' if answer.seeds > 1 else ''}"
         left, right = st.columns(2, gap="medium")
         with left:
             widgets.chart(what_if_studies.imprecise_times(points, titles, complete, answer.phase), "what-if-imprecise")
         with right:
             widgets.chart(what_if_studies.speed_ups(points, titles), "what-if-speed-ups")
         widgets.caption_with_costs(
-            f"{_how(answer)} Noise: {plain(NOISES[answer.noise])}. Bands go from the least to the most of {answer.seeds} "
-            f"draws, lines through the median. {_gain_in_words(points, titles)}".strip(),
+            f"{_how(answer)} Noise: {plain(NOISES[answer.noise])}. Bands go from the least to the most of "
+            f"{drawn}, lines through the median. {_gain_in_words(points, titles)}".strip(),
             answer.cost_source,
         )
         studies.download(points, "imprecision")
@@ -207,11 +208,9 @@ def _gain_in_words(points: Sequence[ImprecisionPoint], titles: dict[str, str]) -
     if (gained := gains(points)) is None:
         return ""
     baseline, first, last = gained
+    start, end = (units.signed(gain - 1) for gain in (first, last))
     change = f"{'loses' if last <= first else 'wins'} {units.share(abs(1 - last / first))}"
-    return (
-        f"Over {plain(titles[baseline])} Aurora gains {units.ratio(first)} at first and {units.ratio(last)} at the most noise: "
-        f"it {change} (the paper's at most {units.share(PAPER_LOSS)}, on its traces and GPUs). "
-    )
+    return f"Over {plain(titles[baseline])} Aurora gains {start} at first and {end} at the most noise: it {change} (the paper's at most {units.share(PAPER_LOSS)}, on its traces and GPUs). "
 
 
 def levels_of(text: str) -> list[float]:

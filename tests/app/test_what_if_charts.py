@@ -169,9 +169,9 @@ def test_imprecision_is_the_median_with_its_band() -> None:
     assert list(figure.data[1].y) == [1.0, 1.2] and list(figure.data[0].y) == [1.0, 4.0, 1.1, 1.0]
     ratios = study_charts.speed_ups(points, titles)
     assert np.allclose(ratios.data[0].y, [2.0, np.median([2 / 1.2, 2.0, 0.5])])
-    assert ratios.layout.title.text == "Aurora gains 1.67× or more"
+    assert ratios.layout.title.text == "Aurora gains +66.7 % or more"
     lost = [*points, ImprecisionPoint("aurora", 1.0, 0, 4.0), ImprecisionPoint("rcs", 1.0, 0, 2.0)]
-    assert study_charts.speed_ups(lost, titles).layout.title.text == "Aurora loses to Random order at 100 % noise: 0.5×"
+    assert study_charts.speed_ups(lost, titles).layout.title.text == "Aurora loses to Random order at 100 % noise: −50.0 %"
     assert "So far" in study_charts.imprecise_times(points[:2], titles, complete=False).layout.title.text
 
 
@@ -227,10 +227,10 @@ def test_popularity_is_by_rank_or_by_expert_and_steps_are_each_on_their_own() ->
 @pytest.mark.parametrize(
     ("pays_from", "matched", "finding"),
     [
-        (0.05, 1.2, "Ordering pays from 5 % contention on, and is 1.67× as fast at 100 %"),
-        (0.0, 1.0, "Ordering pays as things are, and is 2× as fast at 100 % contention"),
+        (0.05, 1.2, "Ordering pays from 5 % contention on, and gains +66.7 % at 100 %"),
+        (0.0, 1.0, "Ordering pays as things are, and gains +100.0 % at 100 % contention"),
         (None, 3.0, "Ordering does not pay up to 100 % contention"),
-        (None, 1.6, "Ordering pays at 100 % contention, and is 1.25× as fast"),
+        (None, 1.6, "Ordering pays at 100 % contention, and gains +25.0 %"),
     ],
 )
 def test_contention_says_from_where_ordering_pays(pays_from, matched, finding) -> None:
