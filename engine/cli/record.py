@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from engine import formats
-from engine.cli.output import answer, progress, stopped_by_signals
+from engine.cli.output import answer, check_output, progress, stopped_by_signals
 from engine.errors import InputError, StoppedError
 from engine.files import replace_atomically
 from engine.formats.writers import write_npz
@@ -54,8 +54,7 @@ def _check(options: argparse.Namespace) -> None:
             raise InputError("--prompts takes routing from answers, --from-folder from SGLang's recorder; name one of them")
         if options.output.suffix.lower() != ".npz":
             raise InputError(f"{options.output}: the recording is an .npz; give it a name that ends so")
-        if options.output.is_dir() or not options.output.absolute().parent.is_dir():
-            raise InputError(f"{options.output} cannot be written: it is a folder, or lies in none")
+        check_output(options.output)
     elif options.vllm:
         raise InputError("vLLM has no recorder to start: it returns routing with each answer; name the --prompts to send")
     elif options.seconds is None:

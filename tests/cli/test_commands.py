@@ -28,6 +28,13 @@ def test_without_a_file_nothing_is_saved_and_progress_goes_to_standard_error_onl
     assert "placing layer 1 of 1" in errors and errors.endswith("\n") and "placing" not in out
 
 
+def test_an_output_that_cannot_be_written_is_found_before_planning(engine, tmp_path):
+    for output, reason in ((tmp_path / "none" / "plan.json", "No such file or directory"), (tmp_path, "it is a folder")):
+        code, out, errors = engine("plan", *INPUTS, "--system", "linear", "-o", output)
+        assert (code, out) == (2, "") and error_line(errors).endswith(f"{output} cannot be written: {reason}")
+        assert "simulating" not in errors
+
+
 def test_a_recording_on_which_plans_would_be_wrong_is_said_to_be_so(engine, tmp_path):
     counts = np.arange(8 * 16).reshape(8, 16) + 500
     for ranks, said in ((4, False), (1, True)):

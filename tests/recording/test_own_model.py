@@ -182,6 +182,12 @@ def test_the_file_of_texts_is_looked_at_before_the_model(record, tmp_path, monke
         assert code == 2 and line in errors, content
 
 
+def test_an_output_that_cannot_be_written_is_found_before_the_model_runs(record):
+    # Into which not even root may write.
+    code, _, errors = record("-o", "/proc/out.npz")
+    assert code == 2 and "/proc/out.npz cannot be written" in errors and "to record" not in errors
+
+
 def test_the_time_that_was_given_is_named_when_it_is_over(record, tmp_path, monkeypatch):
     code, _, errors = record("--seconds", "1e-6")
     assert code == 2 and "nothing was recorded: 1e-06 s passed before the first text was done" in errors
