@@ -149,23 +149,27 @@ def _from_model(options: argparse.Namespace) -> int:
     folder = listed(options.model)
     texts = tokenised(folder, prompts, options.max_tokens)
     end = time.monotonic() + (options.seconds or float("inf"))
-    with stopped_by_signals(*HANG_UP) as stopped, progress() as report:
+    over = f"{options.seconds or 0:g} s"
+    with progress() as report:
 
-        def stop() -> bool:
-            return stopped() or time.monotonic() > end
+        def late() -> bool:
+            return time.monotonic() > end
 
         report(0.0, f"about {texts.size.bytes / 1024**2:.1f} MB to record: {texts.size.sum}")
         try:
-            model = load_model(folder, Loading(stop=stop, report=lambda share, line: report(LOADING * share, line)))
-            trace, ended = record_texts(
-                *(model, texts, options.max_tokens, options.concurrency, options.ranks, options.text.stem, stop),
-                lambda share, line: report(LOADING + (1 - LOADING) * share, line),
-            )
+            # A signal ends this at once, for nothing is there to be kept, and to import transformers takes seconds.
+            model = load_model(folder, Loading(stop=late, report=lambda share, line: report(LOADING * share, line)))
+            with stopped_by_signals(*HANG_UP) as stopped:
+                trace, ended = record_texts(
+                    *(model, texts, options.max_tokens, options.concurrency, options.ranks, options.text.stem),
+                    lambda: stopped() or late(),
+                    lambda share, line: report(LOADING + (1 - LOADING) * share, line),
+                )
+                over = "stopped" if stopped() else f"{over} have passed"
         except StoppedError:
-            if stopped():
+            if not late():
                 raise
-            raise InputError(f"nothing was recorded: {options.seconds:g} s passed before the first text was done") from None
-        over = "stopped" if stopped() else f"{options.seconds or 0:g} s have passed"
+            raise InputError(f"nothing was recorded: {over} passed before the first text was done") from None
     try:
         with replace_atomically(options.output) as draft:
             write_npz(trace, draft)

@@ -2,6 +2,7 @@
 the batches; stopped soon; nothing of the texts kept; and the command around it."""
 
 import json
+import signal
 import time
 from pathlib import Path
 
@@ -200,6 +201,18 @@ def test_the_time_that_was_given_is_named_when_it_is_over(record, tmp_path, monk
     monkeypatch.setattr("engine.cli.record.record_texts", half)
     code, said, _ = record("--seconds", "500")
     assert code == 0 and "note: ended before the last text: 500 s have passed" in said
+
+
+def test_ctrl_c_while_the_model_is_loaded_ends_at_once(record, tmp_path, monkeypatch):
+    def load_model(folder, loading):
+        """Loading in which the signal arrives, and which does not ask whether it is to stop: an import."""
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("went on")
+
+    monkeypatch.setattr("engine.runtime.weights.load_model", load_model)
+    with pytest.raises(KeyboardInterrupt):
+        record()
+    assert not (tmp_path / "out.npz").exists()
 
 
 def test_texts_without_a_token_are_counted(record, tmp_path):
