@@ -31,8 +31,8 @@ from tests.cases.cli import ROOT
 PARTS = ("app", "engine", "pages", "sample_traces")
 ALONE = ("pyproject.toml", "setup.py", "requirements.txt", "requirements-dask.txt", "README.md")
 OPTIONAL = {"distributed", "torchx", "tokenizers", "transformers"}
-"""Packages that are asked for when they are needed: of the extra `dask`, one that is installed without dependencies, and those for
-models that run here."""
+"""Packages that are asked for when they are needed: of the extra `dask`, one that is installed without dependencies, and those
+for models that run here."""
 
 
 def lines_of(requirements: str) -> list[str]:
