@@ -56,9 +56,18 @@ def replace_atomically(path: Path) -> Iterator[Path]:
     _sync_folder(path.parent)
 
 
+def is_device(path: Path) -> bool:
+    """True for what is there and neither a file nor a folder: a device such as /dev/null, a pipe."""
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
 @contextmanager
 def open_atomically(path: Path) -> Iterator[BinaryIO]:
-    """As `replace_atomically`, with the draft opened for binary data."""
+    """As `replace_atomically`, with the draft opened for binary data. A device is written to and stays in its place."""
+    if is_device(path):
+        with path.open("wb") as device:
+            yield device
+        return
     with replace_atomically(path) as draft, os.fdopen(_open(draft, os.O_WRONLY), "wb") as file:
         yield file
 

@@ -210,7 +210,10 @@ def _gain_in_words(points: Sequence[ImprecisionPoint], titles: dict[str, str]) -
     baseline, first, last = gained
     start, end = (units.signed(gain - 1) for gain in (first, last))
     change = f"{'loses' if last <= first else 'wins'} {units.share(abs(1 - last / first))}"
-    return f"Over {plain(titles[baseline])} Aurora gains {start} at first and {end} at the most noise: it {change} (the paper's at most {units.share(PAPER_LOSS)}, on its traces and GPUs). "
+    return (
+        f"Over {plain(titles[baseline])} Aurora gains {start} at first and {end} at the most noise: "
+        f"it {change} (the paper's at most {units.share(PAPER_LOSS)}, on its traces and GPUs). "
+    )
 
 
 def levels_of(text: str) -> list[float]:

@@ -72,7 +72,7 @@ def _record(commands: Commands) -> None:
     output = "with --prompts and --text: the .npz to write; otherwise the folder for the recorder's files"
     add_options(command, {"-o --output OUT": output}, required=True)
     options = {
-        "--seconds N": ("SGLang's recorder: how long; with --prompts: at most so long", {"type": float}),
+        "--seconds N": ("SGLang's recorder: how long; with --prompts and --text: at most so long", {"type": float}),
         "--prompts FILE": "send these prompts (one a line, or .jsonl) and keep the routing that their answers carry",
         "--from-folder DIR": "SGLang's recorder: the server's SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR (by default "
         "/tmp), as it is reachable here; its files are copied from there",

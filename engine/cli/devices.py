@@ -4,7 +4,6 @@ shares of their rates that a cluster's ports reach."""
 import argparse
 import contextlib
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from engine import formats, store
-from engine.cli.output import answer, columns, progress, stopped_by_signals, table, write
+from engine.cli.output import answer, check_output, columns, progress, stopped_by_signals, table, write
 from engine.costs.pair_cluster import PairCluster, draw_pairs, with_fit
 from engine.errors import InputError
 from engine.formats.measured.nccl_pairs import read_pairs
@@ -77,13 +76,7 @@ def _check_output(path: Path) -> None:
     """Raise InputError, before anything is measured, if the profile could not be written or read again."""
     if path.suffix.lower() != ".json":
         raise InputError(f"{path}: a profile is JSON; give the file a name that ends in .json")
-    if path.is_dir():
-        raise InputError(f"{path} cannot be written: it is a folder")
-    try:
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:
-        raise InputError(f"{path} cannot be written: {error.strerror}") from None
+    check_output(path)
 
 
 def _show(described: CalibrateAnswer, saved: str) -> str:

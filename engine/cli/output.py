@@ -5,12 +5,13 @@ import contextlib
 import io
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import InputError
-from engine.files import write_atomically
+from engine.files import is_device, write_atomically
 from engine.result import NOT_BOUNDED
 from engine.schema import json_text
 
@@ -24,6 +25,19 @@ def write(path: Path, content: str | bytes) -> None:
     """Write an output file. Raises InputError if it cannot be written."""
     try:
         write_atomically(path, content)
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def check_output(path: Path) -> None:
+    """Raise InputError if no file can be written at a path: to be asked before the work that it is to hold."""
+    if path.is_dir():
+        raise InputError(f"{path} cannot be written: it is a folder")
+    if is_device(path):
+        return
+    try:
+        with tempfile.TemporaryFile(dir=path.absolute().parent):
+            pass
     except OSError as error:
         raise InputError(f"{path} cannot be written: {error.strerror}") from None
 

@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from engine import formats
-from engine.cli.output import answer, progress, stopped_by_signals
-from engine.errors import InputError
+from engine.cli.output import answer, check_output, progress, stopped_by_signals
+from engine.errors import InputError, StoppedError
 from engine.files import replace_atomically
 from engine.formats.writers import write_npz
 from engine.recording import sglang, vllm
@@ -54,8 +54,7 @@ def _check(options: argparse.Namespace) -> None:
             raise InputError("--prompts takes routing from answers, --from-folder from SGLang's recorder; name one of them")
         if options.output.suffix.lower() != ".npz":
             raise InputError(f"{options.output}: the recording is an .npz; give it a name that ends so")
-        if options.output.is_dir() or not options.output.absolute().parent.is_dir():
-            raise InputError(f"{options.output} cannot be written: it is a folder, or lies in none")
+        check_output(options.output)
     elif options.vllm:
         raise InputError("vLLM has no recorder to start: it returns routing with each answer; name the --prompts to send")
     elif options.seconds is None:
@@ -143,34 +142,44 @@ def _from_answers(options: argparse.Namespace) -> int:
 
 def _from_model(options: argparse.Namespace) -> int:
     """Write the routing of texts in a model that runs here as one file."""
-    # With PyTorch, which no other way to record needs.
+    prompts = read_prompts(options.text)  # whose faults need not wait until PyTorch is imported
     from engine.runtime.checkpoint import listed
     from engine.runtime.weights import Loading, load_model
 
     folder = listed(options.model)
-    texts = tokenised(folder, read_prompts(options.text), options.max_tokens)
-
+    texts = tokenised(folder, prompts, options.max_tokens)
     end = time.monotonic() + (options.seconds or float("inf"))
-    with stopped_by_signals(*HANG_UP) as stopped, progress() as report:
+    over = f"{options.seconds or 0:g} s"
+    with progress() as report:
 
-        def stop() -> bool:
-            return stopped() or time.monotonic() > end
+        def late() -> bool:
+            return time.monotonic() > end
 
         report(0.0, f"about {texts.size.bytes / 1024**2:.1f} MB to record: {texts.size.sum}")
-        model = load_model(folder, Loading(stop=stop, report=lambda share, line: report(LOADING * share, line)))
-        whole = record_texts(
-            *(model, texts, options.max_tokens, options.concurrency, options.ranks, options.text.stem, stop),
-            lambda share, line: report(LOADING + (1 - LOADING) * share, line),
-        )
-    trace, ended = whole
+        try:
+            # A signal ends this at once, for nothing is there to be kept, and to import transformers takes seconds.
+            model = load_model(folder, Loading(stop=late, report=lambda share, line: report(LOADING * share, line)))
+            with stopped_by_signals(*HANG_UP) as stopped:
+                trace, ended = record_texts(
+                    *(model, texts, options.max_tokens, options.concurrency, options.ranks, options.text.stem),
+                    lambda: stopped() or late(),
+                    lambda share, line: report(LOADING + (1 - LOADING) * share, line),
+                )
+                over = "stopped" if stopped() else f"{over} have passed"
+        except StoppedError:
+            if not late():
+                raise
+            raise InputError(f"nothing was recorded: {over} passed before the first text was done") from None
     try:
         with replace_atomically(options.output) as draft:
             write_npz(trace, draft)
     except OSError as error:
         raise InputError(f"{options.output} cannot be written: {error.strerror}") from None
-    notes = [f"ended before the last text: {ended}"] if ended else []
+    notes = [f"ended before the last text: {over}"] if ended else []
     if texts.cut:
-        notes.append(f"{texts.cut:,} texts were longer than the model takes, and cut")
+        notes.append(f"{texts.cut:,} of the texts longer than the model takes, and cut")
+    if empty := len(prompts) - len(texts.ids):
+        notes.append(f"{empty:,} of the texts without a token for the model's tokenizer, and left out")
     if not any(folder.glob("*.safetensors")):
         notes.append("the folder has no weights: the routing is of random ones, and says nothing about the model")
     content = {"from": "model", "saved": str(options.output), "prompts": len(texts.ids)}
@@ -199,8 +208,9 @@ def _notes(recorded: Recorded, experts: np.ndarray) -> list[str]:
 
 
 def _answers_as_text(content: dict[str, Any]) -> str:
+    sent = "texts" if content["from"] == "model" else "prompts"
     lines = [
-        f"{content['answered']:,} of {content['prompts']:,} prompts: {content['tokens']:,} tokens × {content['layers']} MoE "
+        f"{content['answered']:,} of {content['prompts']:,} {sent}: {content['tokens']:,} tokens × {content['layers']} MoE "
         f"layers × {content['k']} experts"
     ]
     for name, (before, after) in content["metrics"].items():

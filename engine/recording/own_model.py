@@ -12,7 +12,7 @@ import numpy as np
 
 from engine import formats
 from engine.errors import InputError, StoppedError
-from engine.formats.source import MAX_FILE_BYTES, fault, one_clear_line, read_json_object
+from engine.formats.source import MAX_FILE_BYTES, fault
 from engine.model import MoEModel
 from engine.program import how_to_get_models
 from engine.recording.estimate import Estimate, estimate
@@ -52,12 +52,16 @@ def tokenised(folder: Path, prompts: Sequence[Prompt], new_tokens: int) -> Texts
 
     new_tokens: generated of each text
 
-    Raises InputError if there is no tokenizer, a token is none of the model's, or the recording would be too large to read.
+    Raises InputError if the folder has no config of a known family or no tokenizer, a token is none of the model's, or the
+    recording would be too large to read.
     """
-    path = folder / "config.json"
-    model = formats.read_model(path)
-    with one_clear_line(path):
-        config = read_json_object(path)
+    # With PyTorch, which no other way to record needs.
+    from engine.runtime.adapters import family_of
+    from engine.runtime.checkpoint import read_config
+
+    config = read_config(folder)
+    family_of(config.get("model_type"), "config.json")
+    model = formats.read_model(folder / "config.json")
     words, most = config.get("vocab_size"), config.get("max_position_embeddings")
     room = most - new_tokens if isinstance(most, int) else None
     if room is not None and room < 1:

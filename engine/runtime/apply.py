@@ -5,11 +5,12 @@ from functools import wraps
 from typing import NamedTuple, TypeVar
 
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from engine.errors import InputError
 from engine.plan import Plan
 from engine.runtime.adapters import Adapter, Block, adapter_of
+from engine.runtime.adapters.families import Family
 from engine.runtime.exchange.links import Tiers
 from engine.runtime.layer import PlannedExperts
 from engine.runtime.layer_plan import LayerPlan, layer_plans, not_followed
@@ -65,8 +66,12 @@ def place_experts(
         # One after another: the block's own experts are freed before the next ones are copied.
         adapter.replace(block, PlannedExperts(stack, way, group).train(block.module.training))
         placed.append(Planned(block, way, stack))
+    if isinstance(adapter, Family):
+        model.register_forward_pre_hook(_refuse_nothing, with_kwargs=True)
     if group is not None and ranks > 1 and hasattr(model, "generate"):
         _generate_together(model, ranks)
+    if ranks > 1 and hasattr(model, "save_pretrained"):
+        model.save_pretrained = _refuse_to_save
     if rank == 0:
         for line in not_followed(plan):
             _log.warning("plan %s on a live model: %s", plan.name, line)
@@ -118,3 +123,21 @@ def _generate_together(model: nn.Module, ranks: int) -> None:
         return generate(*inputs, **{"synced_gpus": True} | options)
 
     model.generate = together
+
+
+def _refuse_nothing(model: nn.Module, inputs: tuple, named: dict[str, object]) -> None:
+    """Raise InputError for a batch without a token, which attention in transformers cannot reshape."""
+    given = (*inputs[:1], named.get("input_ids"), named.get("inputs_embeds"))
+    if any(isinstance(tensor, Tensor) and not tensor.numel() for tensor in given):
+        raise InputError(
+            f"{type(model).__name__} takes no batch without tokens: a rank that has none calls it with one token of any kind, "
+            "and drops the answer"
+        )
+
+
+def _refuse_to_save(*_: object, **__: object) -> None:
+    """`save_pretrained` of a rank, which would leave a folder without the experts of the other ranks."""
+    raise InputError(
+        "save_pretrained() would write the experts of one rank alone: save the state_dict() of each, which a model under the "
+        "same plan takes again"
+    )

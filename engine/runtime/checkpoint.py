@@ -35,6 +35,21 @@ def listed(folder: Path) -> Path:
     return real
 
 
+def read_config(folder: Path) -> dict[str, Any]:
+    """The `config.json` of a model's folder. Raises InputError if there is none, or if its weights are quantised."""
+    if not folder.is_dir():
+        raise InputError(f"{folder}: there is no such folder of a model")
+    if not (folder / "config.json").is_file():
+        raise InputError(f"{folder}: a model's folder has a config.json, and safetensors files with its weights")
+    config = _json(folder / "config.json")
+    if config.get("quantization_config"):
+        raise fault(
+            folder / "config.json",
+            "the weights are quantised (quantization_config), and a plan runs in fp32, bf16 or fp16; save them in one of these",
+        )
+    return config
+
+
 @dataclass(frozen=True)
 class Entry:
     """A tensor in a file. file: its name; bytes: of one of its numbers"""
@@ -51,7 +66,7 @@ class Checkpoint:
         """Read the headers. Raises InputError for a folder without a config, with weights that are not safetensors, with files
         that are damaged or missing, and with a tensor twice."""
         self.folder = folder
-        self.config = _config(folder)
+        self.config = read_config(folder)
         self.entries: dict[str, Entry] = {}
         files = sorted(path.name for path in folder.glob("*.safetensors"))
         if not files and (others := sorted([*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth")])):
@@ -112,17 +127,3 @@ class Reader:
 def _json(path: Path) -> dict[str, Any]:
     with one_clear_line(path):
         return read_json_object(path)
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    if not folder.is_dir():
-        raise InputError(f"{folder}: there is no such folder of a model")
-    if not (folder / "config.json").is_file():
-        raise InputError(f"{folder}: a model's folder has a config.json, and safetensors files with its weights")
-    config = _json(folder / "config.json")
-    if config.get("quantization_config"):
-        raise fault(
-            folder / "config.json",
-            "the weights are quantised (quantization_config), and a plan runs in fp32, bf16 or fp16; save them in one of these",
-        )
-    return config

@@ -53,7 +53,11 @@ class Loading:
 
 
 def load_planned(
-    folder: Path, plan: Plan, group: dist.ProcessGroup | None = None, loading: Loading | None = None, tiers: Tiers | None = None
+    folder: Path | str,
+    plan: Plan,
+    group: dist.ProcessGroup | None = None,
+    loading: Loading | None = None,
+    tiers: Tiers | None = None,
 ) -> "PreTrainedModel":
     """The model in a folder, under a plan: `apply_plan` without ever having the experts of other ranks. Every rank of the group
     calls it. A folder with a config alone gives random weights, the same under every plan, and a warning in the log.
@@ -80,7 +84,7 @@ def load_planned(
     return model
 
 
-def load_model(folder: Path, loading: Loading | None = None) -> "PreTrainedModel":
+def load_model(folder: Path | str, loading: Loading | None = None) -> "PreTrainedModel":
     """The model in a folder as it is, with all experts in this process: `load_planned` without a plan."""
     loading = loading or Loading()
     checkpoint, family, model, sources = _opened(folder, loading.dtype)
@@ -161,10 +165,10 @@ class Sources:
             self.pieces[block.name, tensor, expert] = own
 
 
-def _opened(folder: Path, dtype: torch.dtype | None) -> tuple[Checkpoint, Family, "PreTrainedModel", Sources | None]:
+def _opened(folder: Path | str, dtype: torch.dtype | None) -> tuple[Checkpoint, Family, "PreTrainedModel", Sources | None]:
     """The checkpoint, its family, the model without numbers, and the place of its tensors; None if the folder has none."""
-    checkpoint = Checkpoint(folder)
-    path = folder / "config.json"
+    folder = Path(folder)
+    checkpoint, path = Checkpoint(folder), folder / "config.json"
     family = family_of(checkpoint.config.get("model_type"), path.name)
     try:
         from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
@@ -182,6 +186,9 @@ def _opened(folder: Path, dtype: torch.dtype | None) -> tuple[Checkpoint, Family
         _widen(model)
     except Exception as error:  # of any kind: which value is wrong shows in the midst of a model's own code
         raise fault(path, f"transformers cannot build the model of it: {error}") from None
+    chosen = getattr(config, "num_experts_per_tok", 0)
+    if any(chosen > (least := family.experts(block)) for block in family.blocks(model)):
+        raise fault(path, f"a token chooses {chosen} experts (num_experts_per_tok), and there are only {least}")
     return checkpoint, family, model.eval(), None if checkpoint.empty else Sources(checkpoint, model, family)
 
 

@@ -1,6 +1,8 @@
 """The command line as a person and as a script use it: answers, exit codes, and one clear line for every bad input."""
 
+import fcntl
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -26,6 +28,22 @@ def test_without_a_file_nothing_is_saved_and_progress_goes_to_standard_error_onl
     code, out, errors = engine("plan", *of_traffic(inputs, SAMPLES / "traffic-8.csv"), "--system", "aurora", "--json")
     assert code == 0 and json.loads(out)["saved"] is None and not list(tmp_path.glob("*.json"))
     assert "placing layer 1 of 1" in errors and errors.endswith("\n") and "placing" not in out
+
+
+def test_an_output_that_cannot_be_written_is_found_before_planning(engine, tmp_path):
+    for output, reason in ((tmp_path / "none" / "plan.json", "No such file or directory"), (tmp_path, "it is a folder")):
+        code, out, errors = engine("plan", *INPUTS, "--system", "linear", "-o", output)
+        assert (code, out) == (2, "") and error_line(errors).endswith(f"{output} cannot be written: {reason}")
+        assert "simulating" not in errors
+
+
+def test_a_pipe_is_written_to_and_stays_one(engine, tmp_path):
+    """As a device does: `-o /dev/null` of an administrator must not put a file in its place."""
+    os.mkfifo(pipe := tmp_path / "pipe")
+    with os.fdopen(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), "rb") as read:
+        fcntl.fcntl(read, fcntl.F_SETPIPE_SZ, 1 << 20)
+        assert engine("plan", *INPUTS, "--system", "linear", "-o", pipe)[0] == 0
+        assert json.loads(read.read())["name"] == "Linear placement" and pipe.is_fifo()
 
 
 def test_a_recording_on_which_plans_would_be_wrong_is_said_to_be_so(engine, tmp_path):

@@ -305,3 +305,16 @@ def test_a_rank_that_has_said_nothing_and_a_launch_that_has_not_begun_or_whose_f
     logs.progress(0, rank_logs.RankProgress(done=0.5, message="lost", time=0.0))
     logs.save()
     assert not (tmp_path / "run").exists()
+
+
+def test_torchrun_says_nothing_of_having_been_ended(tmp_path, capsys):
+    begun = tmp_path / "begun"
+    program = (
+        "import pathlib, signal, sys, time\n"
+        "def ended(*_):\n    print('Traceback: got signal 15', flush=True)\n    sys.exit(1)\n"
+        "signal.signal(signal.SIGTERM, ended)\n"
+        f"pathlib.Path({str(begun)!r}).touch()\ntime.sleep(60)\n"
+    )
+    command = [sys.executable, "-c", program]
+    assert refusal(run_processes, [(command, {})], 1, 60.0, tmp_path, begun.exists, silent) == "the launch was ended: stopped"
+    assert "Traceback" not in capsys.readouterr().out

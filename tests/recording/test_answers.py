@@ -234,7 +234,7 @@ def test_what_would_not_fit_into_a_readable_file_is_not_recorded(from_vllm, monk
         (("--sglang", "http://h", "-o", "out"), "--seconds is missing"),
         (("--sglang", "http://h", "--prompts", "p", "--from-folder", "d", "-o", "r.npz"), "name one of them"),
         (("--vllm", "http://h", "--prompts", "p", "-o", "r.json"), "give it a name that ends so"),
-        (("--vllm", "http://h", "--prompts", "p", "-o", "/none/r.npz"), "or lies in none"),
+        (("--vllm", "http://h", "--prompts", "p", "-o", "/none/r.npz"), "/none/r.npz cannot be written: No such file"),
         (("--vllm", "http://h", "--prompts", "p", "-o", "r.npz", "--concurrency", "0"), "between 1 and 256"),
         (("--vllm", "http://h", "--prompts", "p", "-o", "r.npz", "--max-tokens", "0"), "at least one"),
         (("--sglang", "http://h", "--seconds", "nan", "-o", "out"), "--seconds nan"),

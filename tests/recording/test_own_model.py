@@ -2,6 +2,7 @@
 the batches; stopped soon; nothing of the texts kept; and the command around it."""
 
 import json
+import signal
 import time
 from pathlib import Path
 
@@ -156,12 +157,69 @@ def test_the_command_refuses_in_one_line(record, tmp_path, monkeypatch):
         (("--ranks", "0"), "--ranks goes with --text, from 1 to 100,000"),
         (("--max-tokens", "-1"), "--max-tokens -1: it cannot be negative"),
         (("-o", str(tmp_path / "out.csv")), "the recording is an .npz"),
+        (("--model", str(record.folder.parent / "none")), "none: there is no such folder of a model"),
+        (("--model", str(record.folder.parent)), "models: a model's folder has a config.json, and safetensors files"),
         (("--model", str(tmp_path)), "models are opened from the folders that SWITCHYARD_MODELS lists"),
     ):
         code, _, errors = record(*words)
         assert code == 2 and line in errors, words
+    for config, line in (
+        ({}, "config.json: a model without a model_type has no adapter"),
+        ({"model_type": "llama"}, "config.json: the family 'llama' has no adapter"),
+        ({"model_type": "mixtral", "quantization_config": {"bits": 4}}, "config.json: the weights are quantised"),
+    ):
+        (record.folder / "config.json").write_text(json.dumps(config))
+        code, _, errors = record()
+        assert code == 2 and line in errors, config
     monkeypatch.delenv(SWITCH)
     assert "(none is)" in record()[2]
+
+
+def test_the_file_of_texts_is_looked_at_before_the_model(record, tmp_path, monkeypatch):
+    monkeypatch.delenv(SWITCH)  # which the folder would fail at
+    for content, line in (("", "has no prompt"), ("\n  \n", "has no prompt"), (b"\xff\xfe", "is not UTF-8 text")):
+        (tmp_path / "texts.txt").write_bytes(content if isinstance(content, bytes) else content.encode())
+        code, _, errors = record()
+        assert code == 2 and line in errors, content
+
+
+def test_an_output_that_cannot_be_written_is_found_before_the_model_runs(record):
+    # Into which not even root may write.
+    code, _, errors = record("-o", "/proc/out.npz")
+    assert code == 2 and "/proc/out.npz cannot be written" in errors and "to record" not in errors
+
+
+def test_the_time_that_was_given_is_named_when_it_is_over(record, tmp_path, monkeypatch):
+    code, _, errors = record("--seconds", "1e-6")
+    assert code == 2 and "nothing was recorded: 1e-06 s passed before the first text was done" in errors
+    assert not (tmp_path / "out.npz").exists()
+
+    def half(model, texts, *rest):
+        trace, _ = record_texts(model, texts, *rest[:-2], never, quiet)
+        return trace, "stopped"
+
+    monkeypatch.setattr("engine.cli.record.record_texts", half)
+    code, said, _ = record("--seconds", "500")
+    assert code == 0 and "note: ended before the last text: 500 s have passed" in said
+
+
+def test_ctrl_c_while_the_model_is_loaded_ends_at_once(record, tmp_path, monkeypatch):
+    def load_model(folder, loading):
+        """Loading in which the signal arrives, and which does not ask whether it is to stop: an import."""
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("went on")
+
+    monkeypatch.setattr("engine.runtime.weights.load_model", load_model)
+    with pytest.raises(KeyboardInterrupt):
+        record()
+    assert not (tmp_path / "out.npz").exists()
+
+
+def test_texts_without_a_token_are_counted(record, tmp_path):
+    (tmp_path / "texts.jsonl").write_text('"w1 w2"\n" "\n"w3"\n')
+    code, said, _ = record("--text", str(tmp_path / "texts.jsonl"))
+    assert code == 0 and "2 of 2 texts: 3 tokens" in said
+    assert "note: 1 of the texts without a token for the model's tokenizer, and left out" in said
 
 
 def test_routing_of_random_weights_says_so(record):

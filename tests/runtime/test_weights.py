@@ -17,7 +17,7 @@ from engine.errors import StoppedError
 from engine.plan import Placement
 from engine.runtime import checkpoint
 from engine.runtime.adapters import FAMILIES
-from engine.runtime.apply import check_plan
+from engine.runtime.apply import apply_plan, check_plan
 from engine.runtime.checkpoint import INDEX, SWITCH, Reader, listed
 from engine.runtime.memory import weight_memory
 from engine.runtime.weights import Loading, load_model, load_planned
@@ -58,7 +58,7 @@ def configured(folder: Path, **values) -> Path:
 @pytest.mark.parametrize("family", CONFIGS)
 def test_a_model_is_read_as_it_was_saved(tmp_path, family):
     model, folder = saved(tmp_path, family)
-    read = load_model(folder)
+    read = load_model(str(folder))
     assert torch.equal(logits_of(read), logits_of(model))
     assert not read.training and {name for name, _ in read.named_parameters()} == {name for name, _ in model.named_parameters()}
     assert relative(logits_of(load_planned(folder, plan_of(model, 1))), logits_of(model)) < 1e-5
@@ -154,6 +154,10 @@ FAULTS = {
         lambda folder: configured(folder, num_attention_heads="many"),
         "config.json: transformers cannot build the model of it",
     ),
+    "more choices than experts": (
+        lambda folder: configured(folder, num_experts_per_tok=9),
+        "config.json: a token chooses 9 experts (num_experts_per_tok), and there are only 8",
+    ),
     "a family without an adapter": (
         lambda folder: configured(folder, model_type="llama"),
         "config.json: the family 'llama' has no adapter",
@@ -215,6 +219,30 @@ def test_a_plan_of_another_model_or_group(tmp_path, layers, experts, gpus, line)
     with mock.patch.object(Reader, "copy") as copy:
         assert line in refusal(load_planned, folder, plan)
     copy.assert_not_called()
+
+
+# Calls that a model under a plan cannot answer.
+
+
+def test_a_batch_without_a_token_is_refused_before_any_exchange():
+    model = apply_plan(model_of("mixtral"), plan_of(model_of("mixtral"), 1))
+    for ids in (torch.zeros((0, 5), dtype=torch.int64), torch.zeros((1, 0), dtype=torch.int64)):
+        assert "MixtralForCausalLM takes no batch without tokens" in refusal(model, ids)
+        assert "takes no batch without tokens" in refusal(model, input_ids=ids)
+    assert logits_of(model).isfinite().all()
+
+
+def test_a_rank_saves_its_state_and_no_folder_with_its_experts_alone(tmp_path):
+    plan = plan_of(model_of("mixtral"), 2)
+    ranks = mock.patch("engine.runtime.apply.ranks_of", return_value=(None, 2, 0))
+    with ranks, mock.patch("engine.runtime.layer.LiveExchange"):
+        model, other = (apply_plan(model_of("mixtral"), plan) for _ in range(2))
+    assert "would write the experts of one rank alone" in refusal(model.save_pretrained, tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()
+    for parameter in other.parameters():
+        parameter.data.zero_()
+    other.load_state_dict(model.state_dict())
+    assert all(torch.equal(*pair) for pair in zip(model.parameters(), other.parameters(), strict=True))
 
 
 # Memory, and folders that may be opened.

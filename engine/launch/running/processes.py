@@ -68,6 +68,9 @@ def run_processes(commands: Sequence[Command], ranks: int, limit: float, folder:
             processes.append(_start(command, ranks, folder))
             readers.append(output.reader(processes[-1], _rank_of(command)))
         codes = _wait(processes, output, folder, stop, deadline, limit)
+    except InputError:
+        output.ended = True
+        raise
     finally:
         _end(processes, folder)
         for reader in readers:
@@ -165,6 +168,8 @@ class _Output:
 
     def __init__(self, logs: RankLogs, report) -> None:
         self.logs, self.report, self.printed = logs, report, 0
+        self.ended = False
+        """True once the launch is ended from here: torchrun then prints a traceback of the signal, which tells nothing."""
         self.failures = Failures()
 
     def reader(self, process: subprocess.Popen[str], rank: int | None) -> threading.Thread:
@@ -192,6 +197,8 @@ class _Output:
         line = self.failures.take(rank, line)
         if rank is not None:
             self.logs.print(rank, line)
+        elif self.ended:
+            return
         print(line if rank is None else f"[rank {rank}] {line}", end="", flush=True)
 
 
