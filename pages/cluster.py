@@ -21,8 +21,9 @@ with actions:
         widgets.sample_button("secondary")
 # One place whatever is in it: where the board had another, the browser would draw it anew, and an edit under way would be lost.
 with st.container():
-    if cluster is not None:
-        with st.container(horizontal=True, vertical_alignment="center"):
+    # Also where it stays empty: its gap would push the board down between a person's first and second drag.
+    with st.container(horizontal=True, vertical_alignment="center"):
+        if cluster is not None:
             table.offer_nvlink(cluster)
     if newcomer:
         st.info("No cluster is open yet. Choose a preset, import yours, or draw one below.", icon=":material/info:")

@@ -107,11 +107,14 @@ def test_a_mixed_cluster_is_drawn_from_nothing(board: Board) -> None:
     board.drag(board.item("GPU 0,"), board.palette)
     expect(page.get_by_text("Nothing drawn yet")).to_be_visible()
     settle(page)  # the elements below the board go, and the window may scroll
+    place = board.drawing.bounding_box()
     board.drag(board.type("H100"), board.free)
     board.drag(board.type("A100-80"), board.item("Node node 1"))
     board.drag(board.type("V100-32"), board.free)
     board.drag(board.type("H100"), board.free)
     board.expect_ranks("H100 in node 1", "A100-80 in node 1", "V100-32 in node 2", "H100 in node 3")
+    settle(page)
+    assert board.drawing.bounding_box() == place, "it stays where it was while a person draws"
     # A GPU between nodes, and out of its node.
     board.drag(board.item("GPU 1,"), board.item("Node node 2"))
     board.expect_ranks("H100 in node 1", "V100-32 in node 2", "A100-80 in node 2", "H100 in node 3")
