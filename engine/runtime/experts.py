@@ -48,6 +48,13 @@ def uses_grouped_gemms(device: torch.device, dtype: torch.dtype, widths: Sequenc
     return (on_cpu and aligned) or has_grouped_kernel(device, dtype, widths)
 
 
+def pay_grouped(rows: torch.Tensor, counts: Sequence[int], widths: Sequence[int]) -> bool:
+    """True if rows go through their experts in grouped GEMMs: there are some, not too many of an expert on a CPU, and of a
+    format that those take (not 64 bits). counts: rows of each expert; widths: see `uses_grouped_gemms`"""
+    few = rows.device.type != "cpu" or len(rows) <= FEW * len(counts)
+    return len(rows) > 0 and few and rows.dtype.itemsize <= 4 and uses_grouped_gemms(rows.device, rows.dtype, widths)
+
+
 def expert_ffns(
     rows: torch.Tensor,
     counts: Sequence[int],
@@ -103,8 +110,7 @@ class ExpertStack(nn.Module):
         counts: rows of each slot
         """
         widths = self.inward.shape[2], *self.outward.shape[1:]
-        few = rows.device.type != "cpu" or len(rows) <= FEW * len(counts)
-        if len(rows) and few and uses_grouped_gemms(rows.device, rows.dtype, widths):
+        if pay_grouped(rows, counts, widths):
             ends = torch.tensor(counts, device=rows.device).cumsum(0, dtype=torch.int32)
             return expert_ffns(rows, counts, self.inward, self.outward, self.gated, ends)
         if not torch.is_grad_enabled():

@@ -16,7 +16,7 @@ from engine.plan import Pipeline, Placement, Plan, Priority, SendOrder, Travel
 from engine.problem import Problem, make_problem
 from engine.runtime.exchange.links import Tiers
 from engine.runtime.exchange.routes import route
-from engine.runtime.experts import ExpertStack
+from engine.runtime.experts import FEW, ExpertStack, ffn
 from engine.runtime.layer import PlannedExperts
 from engine.runtime.layer_plan import layer_plans, not_followed
 from engine.runtime.trip import Spread, WeightedSum
@@ -251,6 +251,15 @@ def test_one_rank_needs_no_process_group():
         (y * tokens.target).sum().backward()
         assert off(y, wanted.y) < 1e-5 and off(x.grad, wanted.x) < 1e-5
         assert off(layer.experts.inward.grad, wanted.inward) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("rows", [5, 2 * FEW + 1])
+def test_a_stack_of_experts_takes_every_format_few_rows_and_many(rows, dtype):
+    inward, outward = (matrix[:2].to(dtype) for matrix in matrices_of(EXPERTS))
+    stack, x = ExpertStack(inward, outward), torch.randn(rows, WIDTH, dtype=dtype, generator=torch.Generator().manual_seed(3))
+    wanted = torch.cat([ffn(part, *pair, True) for part, *pair in zip(x.split([2, rows - 2]), inward, outward, strict=True)])
+    assert off(stack(x, [2, rows - 2]), wanted) < (1e-5 if dtype == torch.float32 else 1e-14)
 
 
 def test_gradients_of_weighted_sums_are_those_of_small_differences():

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from engine.errors import InputError
-from engine.runtime.experts import uses_grouped_gemms
+from engine.runtime.experts import pay_grouped
 
 Gate = Callable[[Tensor], Tensor]
 """[row, n] between the two products of an expert: [row, d_ff]."""
@@ -58,8 +58,7 @@ class CutStack(nn.Module):
         """[row, out]: each row times its slot's matrix, plus its bias."""
         matrix, bias = getattr(self, name), getattr(self, f"{name}_bias", None)
         matrix = matrix if self.transposed else matrix.transpose(1, 2)
-        # PyTorch's grouped GEMM takes no 64-bit numbers.
-        if rows.dtype.itemsize <= 4 and uses_grouped_gemms(rows.device, rows.dtype, matrix.shape[1:]):
+        if pay_grouped(rows, counts, matrix.shape[1:]):
             ends = torch.tensor(counts, device=rows.device).cumsum(0, dtype=torch.int32)
             out = nn.functional.grouped_mm(rows, matrix, offs=ends)
         else:
