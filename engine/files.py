@@ -10,6 +10,7 @@ import errno
 import os
 import secrets
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -39,9 +40,21 @@ def make_folder(folder: Path) -> None:
         _sync_folder(folder.parent)
 
 
+def is_device(path: Path) -> bool:
+    """True for what is there and neither a file nor a folder: a device such as /dev/null, a pipe."""
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
 @contextmanager
 def replace_atomically(path: Path) -> Iterator[Path]:
-    """A draft in the file's folder, to be written in the `with` block and put in the file's place at its end."""
+    """A draft in the file's folder, to be written in the `with` block and put in the file's place at its end. A device stays in
+    its place: the draft is written to it."""
+    if is_device(path):
+        with tempfile.TemporaryDirectory() as folder:
+            (draft := Path(folder) / path.name).touch(PRIVATE_FILE)
+            yield draft
+            path.write_bytes(draft.read_bytes())
+        return
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         os.close(_open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
@@ -56,18 +69,9 @@ def replace_atomically(path: Path) -> Iterator[Path]:
     _sync_folder(path.parent)
 
 
-def is_device(path: Path) -> bool:
-    """True for what is there and neither a file nor a folder: a device such as /dev/null, a pipe."""
-    return path.exists() and not path.is_file() and not path.is_dir()
-
-
 @contextmanager
 def open_atomically(path: Path) -> Iterator[BinaryIO]:
-    """As `replace_atomically`, with the draft opened for binary data. A device is written to and stays in its place."""
-    if is_device(path):
-        with path.open("wb") as device:
-            yield device
-        return
+    """As `replace_atomically`, with the draft opened for binary data."""
     with replace_atomically(path) as draft, os.fdopen(_open(draft, os.O_WRONLY), "wb") as file:
         yield file
 

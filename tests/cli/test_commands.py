@@ -44,6 +44,8 @@ def test_a_pipe_is_written_to_and_stays_one(engine, tmp_path):
         fcntl.fcntl(read, fcntl.F_SETPIPE_SZ, 1 << 20)
         assert engine("plan", *INPUTS, "--system", "linear", "-o", pipe)[0] == 0
         assert json.loads(read.read())["name"] == "Linear placement" and pipe.is_fifo()
+        assert engine("convert", RECORDING, "--to", "npz", "-o", pipe)[0] == 0
+        assert read.read().startswith(b"PK") and pipe.is_fifo()
 
 
 def test_a_recording_on_which_plans_would_be_wrong_is_said_to_be_so(engine, tmp_path):
