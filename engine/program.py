@@ -42,7 +42,7 @@ def usual_data_folder(root: Path = ROOT) -> Path:
 
 def how_to_get_models(root: Path = ROOT) -> str:
     """The command that installs what models out of folders need."""
-    return f"run: python -m pip install {'transformers' if is_installed(root) else '-r requirements-models.txt'}"
+    return f"run: python -m pip install {'transformers==5.23.0' if is_installed(root) else '-r requirements-models.txt'}"
 
 
 def how_to_get_torchx(root: Path = ROOT) -> str:

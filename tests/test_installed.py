@@ -280,6 +280,6 @@ def test_a_checkout_is_told_from_an_installed_program(tmp_path, monkeypatch, nam
         assert program.usual_data_folder(root) == tmp_path / "Library" / "Application Support" / "switchyard"
         (pin,) = re.findall(r"^torchx==\S+$", (ROOT / "requirements-no-deps.txt").read_text(), re.MULTILINE)
         assert program.how_to_get_torchx(root).endswith(f"pip install --no-deps {pin}")
-        assert program.how_to_get_models(root).endswith("pip install transformers")
+        assert program.how_to_get_models(root).endswith(f"pip install {lines_of('requirements-models.txt')[0]}")
         assert f"pip install --no-deps {pin} " in (ROOT / "docs" / "operating.md").read_text()
     assert program.as_typed("python -m engine plan x") == "python -m engine plan x"

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import torch
-from torch import nn
 
 TORCH_DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -42,7 +41,8 @@ def has_grouped_kernel(device: torch.device, dtype: torch.dtype, widths: Sequenc
 
 def uses_grouped_gemms(device: torch.device, dtype: torch.dtype, widths: Sequence[int]) -> bool:
     """True if experts with matrices of these widths compute in grouped GEMMs: if those are one kernel, and on a CPU, as
-    PyTorch's loop over the groups takes as long there as one in Python, and with small experts less."""
+    PyTorch's loop over the groups takes as long there as one in Python, with small experts less, and with many rows of
+    each more (`FEW`)."""
     on_cpu = device.type == "cpu" and hasattr(torch.nn.functional, "grouped_mm")
     aligned = all(width * dtype.itemsize % 16 == 0 for width in widths)
     return (on_cpu and aligned) or has_grouped_kernel(device, dtype, widths)
@@ -90,31 +90,3 @@ def aggregate(x: torch.Tensor, outputs: torch.Tensor, weight: torch.Tensor, toke
     token: int64[copy]
     """
     return x.float().index_add(0, token, outputs.float() * weight.float()[:, None]).to(x.dtype)
-
-
-class ExpertStack(nn.Module):
-    """The experts that a rank holds of a layer, stacked in the order of its slots.
-
-    inward: [slot, d_model, 2 · d_ff] if gated (gates, then values), [slot, d_model, d_ff] otherwise
-    outward: [slot, d_ff, d_model]
-    """
-
-    def __init__(self, inward: torch.Tensor, outward: torch.Tensor, gated: bool = True) -> None:
-        super().__init__()
-        self.inward, self.outward, self.gated = nn.Parameter(inward), nn.Parameter(outward), gated
-
-    def forward(self, rows: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
-        """[row, d_model]: the outputs of the experts.
-
-        rows: [row, d_model], ordered by slot
-        counts: rows of each slot
-        """
-        widths = self.inward.shape[2], *self.outward.shape[1:]
-        if pay_grouped(rows, counts, widths):
-            ends = torch.tensor(counts, device=rows.device).cumsum(0, dtype=torch.int32)
-            return expert_ffns(rows, counts, self.inward, self.outward, self.gated, ends)
-        if not torch.is_grad_enabled():
-            return expert_ffns(rows, counts, self.inward, self.outward, self.gated)
-        by_slot = zip(rows.split(counts), self.inward.unbind(), self.outward.unbind(), strict=True)
-        outputs = [ffn(own, *matrices, self.gated) for own, *matrices in by_slot if len(own)]
-        return torch.cat([rows[:0], *outputs])

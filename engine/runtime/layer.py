@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch import nn
 
 from engine.runtime.exchange.wire import Wire
-from engine.runtime.experts import ExpertStack
 from engine.runtime.layer_plan import LayerPlan
 from engine.runtime.live import LiveExchange, Sizes
 from engine.runtime.trip import Spread, Trip, WeightedSum
@@ -23,12 +22,12 @@ class PlannedExperts(nn.Module):
     """The experts of a layer under a plan. Every rank of the group calls its layers in the same order, with tokens or
     without, and goes backward through them likewise.
 
-    experts: those of `way.held`, in this order
+    experts: those of `way.held`, in this order, see `engine.runtime.adapters.stack`
     way: the layer on this rank
     group: a process group of the plan's ranks; None: the one of all ranks, or none at all for a single one
     """
 
-    def __init__(self, experts: ExpertStack, way: LayerPlan, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, experts: nn.Module, way: LayerPlan, group: dist.ProcessGroup | None = None) -> None:
         super().__init__()
         self.experts, self.way, self.exchange = experts, way, LiveExchange(way, group)
 

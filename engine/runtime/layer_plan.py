@@ -66,7 +66,7 @@ class LayerPlan:
 
     @property
     def held(self) -> tuple[int, ...]:
-        """The experts of this rank, in the order of `ExpertStack`."""
+        """The experts of this rank, in the order of the slots."""
         return self.experts_of_rank[self.rank]
 
     @cached_property
@@ -198,6 +198,7 @@ def not_followed(plan: Plan) -> list[str]:
         "overlaps of a training step: operators run in the model's own order": plan.overlap is not None,
         "priority on the network: all-reduces of gradients come after the backward pass": plan.priority is not None,
         "pacing: a shared order goes phase by phase, at the rates that ports have": plan.send_order.mode == "shared",
+        "experts in the host's memory: all of a rank's are on its device": plan.offload is not None,
         "degree of the backward pass: it runs in the parts of the forward pass": plan.pipeline is not None
         and plan.pipeline.backward != plan.pipeline.forward,
     }

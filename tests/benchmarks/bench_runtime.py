@@ -21,10 +21,10 @@ import torch.distributed as dist
 
 from engine.plan import Placement, Plan, SendOrder
 from engine.result import Provenance
-from engine.runtime.experts import ExpertStack
 from engine.runtime.layer import PlannedExperts
 from engine.runtime.layer_plan import layer_plans
 from tests.benchmarks.shared import columns
+from tests.cases.live_layers import stack_of
 
 EXPERTS, K, WIDTH, D_FF = 16, 2, 256, 512
 TOKENS = (512, 8192)
@@ -87,7 +87,7 @@ def measured(rank: int, ranks: int, tokens: int, backward: bool, repeats: int) -
     every = torch.Generator().manual_seed(100)
     inward = torch.randn((EXPERTS, WIDTH, 2 * D_FF), generator=every)[list(way.held)] / WIDTH**0.5
     outward = torch.randn((EXPERTS, D_FF, WIDTH), generator=every)[list(way.held)] / D_FF**0.5
-    layer = PlannedExperts(ExpertStack(inward, outward), way)
+    layer = PlannedExperts(stack_of(inward, outward), way)
     matrices = [parameter.detach().clone().requires_grad_(backward) for parameter in layer.parameters()]
     ways = {"planned": lambda: layer(x, chosen, weight), "by hand": lambda: by_hand(x, chosen, weight, *matrices)}
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}

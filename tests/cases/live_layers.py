@@ -1,8 +1,13 @@
 """Layers of a live model for `tests.runtime`: the tokens of every rank, and the experts of all."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
+from torch import nn
+
+from engine.runtime.adapters.stack import CutStack
+from engine.runtime.experts import activated
 
 TOKENS = {1: (17,), 2: (19, 6), 4: (19, 6, 0, 11)}
 """Tokens of each rank, by the number of ranks."""
@@ -46,3 +51,9 @@ def matrices_of(experts: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(6)
     inward = torch.randn((experts, WIDTH, 2 * D_FF), generator=generator) / WIDTH**0.5
     return inward, torch.randn((experts, D_FF, WIDTH), generator=generator) / D_FF**0.5
+
+
+def stack_of(inward: torch.Tensor, outward: torch.Tensor) -> CutStack:
+    """Gated experts with matrices like these, of given slots."""
+    parameters = {"inward": nn.Parameter(inward), "outward": nn.Parameter(outward)}
+    return CutStack(parameters, "inward", "outward", partial(activated, gated=True), transposed=True)

@@ -14,12 +14,11 @@ from torch import nn
 
 from engine.plan import Plan
 from engine.runtime.exchange.links import Tiers
-from engine.runtime.experts import ExpertStack
 from engine.runtime.gradients import reduce_gradients
 from engine.runtime.layer import PlannedExperts
 from engine.runtime.layer_plan import layer_plans
 from engine.runtime.live import LiveExchange
-from tests.cases.live_layers import WIDTH, matrices_of, tokens_of
+from tests.cases.live_layers import WIDTH, matrices_of, stack_of, tokens_of
 
 
 class Model(nn.Module):
@@ -82,7 +81,7 @@ def outcome_of(case: dict, rank: int, ranks: int, group: dist.ProcessGroup | Non
     tiers = None if case["tiers"] is None else Tiers(**case["tiers"])
     way = layer_plans(plan, ranks, rank, tiers)[-1]
     inward, outward = (matrices[list(way.held)] for matrices in matrices_of(way.experts))
-    model = Model(PlannedExperts(ExpertStack(inward, outward), way, group))
+    model = Model(PlannedExperts(stack_of(inward, outward), way, group))
     tokens = tokens_of(ranks, way.experts).of(rank)
     x, weight = tokens.x.requires_grad_(), tokens.weight.requires_grad_()
     with Counted(rank) as there:

@@ -14,6 +14,7 @@ pytest.importorskip("transformers")
 from engine.plan import Placement, Plan
 from engine.runtime import apply
 from engine.runtime.adapters import FAMILIES, Generic, adapter_of
+from engine.runtime.adapters.stack import ListStack
 from engine.runtime.apply import apply_plan
 from tests.cases.plans import plan_of as plan_at
 from tests.cases.refusals import refusal
@@ -176,6 +177,8 @@ def test_a_stack_of_experts_that_no_family_has():
         "Qwen3MoeForCausalLM: the family 'nobody_knows' has no adapter"
     )
     assert "gate=…" in refusal(apply_plan, model, on_one_gpu((0, 1)), adapter=Generic(block))
+    wrong = Generic(block, gate=nn.functional.silu, outward="w3")
+    assert "parameters `gate_up_proj` and `w3`" in refusal(apply_plan, model, on_one_gpu((0, 1)), adapter=wrong)
 
     def gate(hidden: torch.Tensor) -> torch.Tensor:
         left, right = hidden.chunk(2, dim=-1)
@@ -220,3 +223,22 @@ def test_a_router_that_returns_logits_alone_does_not_say_how_to_choose():
     model = own_model(router=nn.Linear)
     apply_plan(model, on_one_gpu((1, 2), 6), adapter=Generic(ListBlock))
     assert "give the adapter choose=…" in refusal(answer, model, torch.randn(2, 5, 16))
+
+
+class TwoNames(nn.Module):
+    """An expert with two parameters, the names of which differ in a dot alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 4, bias=False)
+        self.a_weight = nn.Parameter(torch.randn(4))
+
+    def forward(self, x):
+        return self.a(x) + self.a_weight
+
+
+def test_names_of_parameters_stay_apart():
+    experts = [TwoNames(), TwoNames()]
+    stack, x = ListStack(experts, (1, 0)), torch.randn(5, 4)
+    assert len(list(stack.parameters())) == 2
+    assert relative(stack(x, [2, 3]), torch.cat([experts[1](x[:2]), experts[0](x[2:])])) < 1e-6

@@ -12,17 +12,17 @@ from engine.communication.travel import Stops, rows_of_tokens
 from engine.communication.two_tier import two_tier
 from engine.costs import Datasheet
 from engine.errors import InputError
-from engine.plan import Pipeline, Placement, Plan, Priority, SendOrder, Travel
+from engine.plan import Offload, Pipeline, Placement, Plan, Priority, SendOrder, Travel
 from engine.problem import Problem, make_problem
 from engine.runtime.exchange.links import Tiers
 from engine.runtime.exchange.routes import route
-from engine.runtime.experts import FEW, ExpertStack, ffn
+from engine.runtime.experts import FEW, ffn
 from engine.runtime.layer import PlannedExperts
 from engine.runtime.layer_plan import layer_plans, not_followed
 from engine.runtime.trip import Spread, WeightedSum
 from engine.systems import run, system_named
 from tests.cases.launch_plans import blocks, plan_in, plan_with, skewed
-from tests.cases.live_layers import D_FF, WIDTH, K, matrices_of, tokens_of
+from tests.cases.live_layers import D_FF, WIDTH, K, matrices_of, stack_of, tokens_of
 from tests.cases.two_nodes import cluster_of
 from tests.oracles import dense_moe
 from tests.strategies import make_model
@@ -245,7 +245,7 @@ def test_one_rank_needs_no_process_group():
     """Everything but the exchange is the same."""
     wanted, tokens = Wanted.of(1), tokens_of(1, EXPERTS)
     for plan in OF_ONE.values():
-        layer = PlannedExperts(ExpertStack(*matrices_of(EXPERTS)), layer_plans(plan(), 1, 0)[0])
+        layer = PlannedExperts(stack_of(*matrices_of(EXPERTS)), layer_plans(plan(), 1, 0)[0])
         x = tokens.x.clone().requires_grad_()
         y = layer(x, tokens.chosen, tokens.weight)
         (y * tokens.target).sum().backward()
@@ -257,7 +257,7 @@ def test_one_rank_needs_no_process_group():
 @pytest.mark.parametrize("rows", [5, 2 * FEW + 1])
 def test_a_stack_of_experts_takes_every_format_few_rows_and_many(rows, dtype):
     inward, outward = (matrix[:2].to(dtype) for matrix in matrices_of(EXPERTS))
-    stack, x = ExpertStack(inward, outward), torch.randn(rows, WIDTH, dtype=dtype, generator=torch.Generator().manual_seed(3))
+    stack, x = stack_of(inward, outward), torch.randn(rows, WIDTH, dtype=dtype, generator=torch.Generator().manual_seed(3))
     wanted = torch.cat([ffn(part, *pair, True) for part, *pair in zip(x.split([2, rows - 2]), inward, outward, strict=True)])
     assert off(stack(x, [2, rows - 2]), wanted) < (1e-5 if dtype == torch.float32 else 1e-14)
 
@@ -300,3 +300,5 @@ def test_parts_of_a_plan_that_are_not_carried_out_are_said():
     assert not_followed(plan) == []
     (line,) = not_followed(plan.with_parts(execution="context-coherent"))
     assert line.startswith("execution context-coherent: run as vanilla")
+    lines = not_followed(plan.with_parts(offload=Offload(experts=1), priority=Priority(policy="fair", bucket=25e6)))
+    assert [line.split(":")[0] for line in lines] == ["priority on the network", "experts in the host's memory"]

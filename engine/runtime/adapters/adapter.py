@@ -44,7 +44,7 @@ class Adapter(ABC):
 
     @abstractmethod
     def stack(self, block: Block, held: Sequence[int]) -> nn.Module:
-        """A copy of these experts of a block, in the order of the slots, called as `engine.runtime.experts.ExpertStack` is."""
+        """A copy of these experts of a block, in the order of the slots, see `engine.runtime.adapters.stack`."""
 
     @abstractmethod
     def replace(self, block: Block, planned: nn.Module) -> None:

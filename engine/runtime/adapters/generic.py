@@ -90,7 +90,7 @@ class Generic(Adapter):
 
     def _found(self, block: Block) -> nn.Module:
         found = getattr(block.module, self.experts_name, None)
-        if isinstance(found, nn.ModuleList) or hasattr(found, self.inward):
+        if isinstance(found, nn.ModuleList) or (hasattr(found, self.inward) and hasattr(found, self.outward)):
             return found
         raise InputError(
             f"{block.name}: an adapter needs `{self.experts_name}` to be a ModuleList, or a module with parameters "

@@ -1,7 +1,7 @@
 """The experts that a rank holds of somebody else's model: parameters cut out of its own ones, slot after slot, under their
 names and in their layout, so that checkpoints, optimisers and gradients stay comparable.
 
-Both kinds are called as `engine.runtime.experts.ExpertStack` is, and have parameters [slot, …] alone.
+Both kinds have parameters [slot, …] alone, and return [row, d_model] of rows ordered by slot and the rows of each slot.
 """
 
 import copy
@@ -42,7 +42,7 @@ class CutStack(nn.Module):
         super().__init__()
         for name, parameter in parameters.items():
             self.register_parameter(name, parameter)
-        self.inward, self.outward, self.gate, self.transposed = inward, outward, gate, transposed
+        self._names, self._gate, self._transposed = (inward, outward), gate, transposed
 
     def forward(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
         """[row, d_model]: the outputs of the experts.
@@ -52,12 +52,13 @@ class CutStack(nn.Module):
         """
         if not len(rows):
             return rows
-        return self._product(self.gate(self._product(rows, self.inward, counts)), self.outward, counts)
+        inward, outward = self._names
+        return self._product(self._gate(self._product(rows, inward, counts)), outward, counts)
 
     def _product(self, rows: Tensor, name: str, counts: Sequence[int]) -> Tensor:
         """[row, out]: each row times its slot's matrix, plus its bias."""
         matrix, bias = getattr(self, name), getattr(self, f"{name}_bias", None)
-        matrix = matrix if self.transposed else matrix.transpose(1, 2)
+        matrix = matrix if self._transposed else matrix.transpose(1, 2)
         if pay_grouped(rows, counts, matrix.shape[1:]):
             ends = torch.tensor(counts, device=rows.device).cumsum(0, dtype=torch.int32)
             out = nn.functional.grouped_mm(rows, matrix, offs=ends)
@@ -107,5 +108,5 @@ class ListStack(nn.Module):
 
 
 def _flat(name: str) -> str:
-    """A parameter's name without dots, which names of a module's own parameters cannot have."""
-    return name.replace(".", "_")
+    """A parameter's name without dots, which names of a module's own parameters cannot have; of each name another."""
+    return name.replace("_", "__").replace(".", "_")
