@@ -146,7 +146,7 @@ class Timeline:
     def busy_of_kind(self) -> dict[str, float]:
         """Seconds in which a kind runs, mean over the resources; copies between GPU and host only where there are some."""
         kinds = self.events["kind"]
-        known = KINDS if (kinds == "host_copy").any() else KINDS[: KINDS.index("host_copy")]
+        known = [kind for kind in KINDS if kind != "host_copy" or (kinds == kind).any()]
         return {kind: float(self._busy((kinds == kind).to_numpy()).mean()) for kind in known}
 
     def exposed_intervals(self, resource: int) -> np.ndarray:

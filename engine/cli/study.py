@@ -29,7 +29,7 @@ from engine.cli.size import deployments_asked, deployments_text
 from engine.compare.affinity import sorted_choices
 from engine.compare.baseline import baseline_of
 from engine.compare.capacity import CapacityPoint, ladder, parts_of, why_slower
-from engine.compare.contention import all_alike, exclusive_and_colocated
+from engine.compare.contention import ContentionPoint, all_alike, exclusive_and_colocated
 from engine.compare.drift import Drift, drift, in_parts
 from engine.compare.held_out import Maker
 from engine.compare.imprecision import LEVELS
@@ -302,7 +302,8 @@ def _contention_text(content: Document) -> str:
     said = "ordering never pays here" if start is None else f"ordering pays from {100 * start:.3g} % on"
     if start is not None and all_alike(point["seconds"] for point in content["points"]):
         said = "ordering changes nothing here"
-    if len(content["points"]) < content["of"]:
+    found = [ContentionPoint(**point).saved >= 0 for point in content["points"]]
+    if len(found) < content["of"] or (start is None and any(found)):  # stopped
         said = "from where on ordering pays is not known"
     most = f"orders save {at_most(content['most_saved'])} as things are"
     return columns(content["points"], cells) + f"\n{said}; {most}"

@@ -93,10 +93,14 @@ def contention_curve(
 
 
 def pays_from(
-    points: Sequence[ContentionPoint], problem: Problem, plans: Mapping[str, Plan], serving: Serving | None = None
+    points: Sequence[ContentionPoint],
+    problem: Problem,
+    plans: Mapping[str, Plan],
+    serving: Serving | None = None,
+    stop: Stop = never,
 ) -> float | None:
     """The contention from which on the best order is no slower than all sends at once; None where it is slower at all of the
-    points, between which it is found by halving."""
+    points, between which it is found by halving, and once `stop` answers True."""
     ahead = next((place for place, point in enumerate(points) if point.saved >= 0), None)
     if ahead is None:
         return None
@@ -105,7 +109,10 @@ def pays_from(
         low = points[ahead - 1].contention
         for _ in range(HALVINGS):
             middle = (low + high) / 2
-            low, high = (low, middle) if seconds_at(middle, problem, plans, serving).saved >= 0 else (middle, high)
+            point = seconds_at(middle, problem, plans, serving, stop)
+            if stop():
+                return None
+            low, high = (low, middle) if point.saved >= 0 else (middle, high)
     return high
 
 

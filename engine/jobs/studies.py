@@ -266,7 +266,7 @@ def contention_study(ask: ContentionAsk, context: Context) -> ContentionAnswer:
         answer = answer.model_copy(update=update)
         context.keep(answer)
     if len(answer.points) == len(CONTENTIONS):
-        answer = answer.model_copy(update={"pays_from": pays_from(answer.points, problem, plans, serving)})
+        answer = answer.model_copy(update={"pays_from": pays_from(answer.points, problem, plans, serving, context.stop)})
     return answer
 
 

@@ -16,12 +16,11 @@ import pandas as pd
 from engine.catalogue import model_presets, node_types
 from engine.cluster import Cluster
 from engine.compare.figures import metrics
-from engine.compare.trust.prediction import Prediction
 from engine.costs import CostModel, Datasheet
-from engine.errors import StoppedError
 from engine.overlap.weight_gradients import schedule_weight_gradients
 from engine.problem import Problem, make_problem
-from engine.reproduce.exhibits import Chart, Claim, Entry, Exhibit, Opening
+from engine.reproduce.exhibits import Chart, Claim, Entry, Exhibit, Opening, go_on
+from engine.reproduce.exhibits import each as looked_at
 from engine.reproduce.measured_steps import BY_LINES, LAYER, WHOLE, errors_on_slower_networks, layer_seconds, training_steps
 from engine.result import Stop, never
 from engine.simulate.training import price_step
@@ -172,15 +171,9 @@ _evaluated: dict[tuple[Gate, Dtype], pd.DataFrame] = {}
 def _rows(gate: Gate, dtype: Dtype, stop: Stop) -> pd.DataFrame:
     if (gate, dtype) not in _evaluated:
         rows = pd.DataFrame(evaluate(settings(gates=(gate,), dtype=dtype), stop=stop))
-        _go_on(stop)
+        go_on(stop)
         _evaluated[gate, dtype] = rows
     return _evaluated[gate, dtype]
-
-
-def _go_on(stop: Stop) -> None:
-    """Raises StoppedError once the stop is True: a figure is there as a whole or not at all."""
-    if stop():
-        raise StoppedError("stopped before the figure was whole")
 
 
 def _speedups(rows: pd.DataFrame, baselines: tuple[str, ...] = ("deepspeed", "tutel")) -> pd.Series:
@@ -219,7 +212,7 @@ def _point(row: pd.Series) -> dict[str, str]:
 def _figure_2(stop: Stop) -> Exhibit:
     rows, ratios = [], []
     for model, nodes in product(MODELS, (2, 4, 8)):
-        _go_on(stop)
+        go_on(stop)
         problem = Setting(model, "p3dn.24xlarge", nodes, dtype="tf32").problem(Datasheet())
         priced = price_step(problem, linear_placement(problem))
         whole = {"all-to-all": 0.0, "experts": 0.0, "other": 0.0}
@@ -247,7 +240,7 @@ def _figure_6(stop: Stop) -> Exhibit:
         problem = Setting(model, "p4de.24xlarge", 2, dtype="tf32").problem(Datasheet())
         seconds = {}
         for longest in (1, 3, 5, 7, 9, 12, 20, 40, 0):
-            _go_on(stop)
+            go_on(stop)
             options = {"weight_gradients": "none", "max_range": longest}
             seconds[longest or 60] = run(TRAINING["lancet"], problem, options, stop).result.objective
         best[model] = min(seconds, key=seconds.__getitem__)
@@ -302,13 +295,10 @@ def _figure_13(stop: Stop) -> Exhibit:
 
 
 def _figure_14(stop: Stop) -> Exhibit:
-    held: list[Prediction] = []
-    for prediction in training_steps():
-        _go_on(stop)
-        held.append(prediction)
+    held = list(looked_at(training_steps(), stop))
     whole = [abs(prediction.error) for prediction in held if prediction.of in WHOLE]
     layer = [abs(prediction.error) for prediction in held if prediction.of == BY_LINES]
-    slower = errors_on_slower_networks()
+    slower = errors_on_slower_networks(stop)
     about = "no step of Lancet's own is printed, and of the others' models not all sizes"
     once = np.abs(np.array(layer_seconds(1)) / list(LAYER.values()) - 1).mean()
     claims = (
@@ -359,7 +349,7 @@ def _figure_15(stop: Stop) -> Exhibit:
 def _figure_16(stop: Stop) -> Exhibit:
     rows, claims, gains = [], [], {}
     for model, node in product(MODELS, NODES):
-        _go_on(stop)
+        go_on(stop)
         problem = Setting(model, node, 4, dtype="tf32").problem(Datasheet())
         whole = run(TRAINING["raf"], problem).result.objective
         for name, options in ABLATION.items():

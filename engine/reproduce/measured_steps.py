@@ -15,11 +15,13 @@ import numpy as np
 from engine.compare.trust.prediction import Prediction
 from engine.costs import Datasheet
 from engine.problem import Problem
-from engine.reproduce.lina.training import LINK, Task, paper_problem
+from engine.reproduce.exhibits import each
+from engine.reproduce.lina.motivation import TRAINED
+from engine.reproduce.lina.training import LINK, TABLE_1, paper_problem
 from engine.reproduce.pipemoe.layers import layers_of_table_iv, table_iv
-from engine.reproduce.pipemoe.steps import SLOW, TABLE_VII
+from engine.reproduce.pipemoe.steps import IN_EIGHT, IN_TWO, SLOW, TABLE_VII
 from engine.reproduce.pipemoe.testbed import CHOICES, EXAMPLE, WIDTH, model_step
-from engine.result import Provenance, never
+from engine.result import Provenance, Stop, never
 from engine.simulate.training import step_seconds
 from engine.systems import TRAINING
 from engine.systems.base import silent
@@ -30,16 +32,7 @@ WHOLE = ("training step, PipeMoE's Table VII", "training step, Lina's Table 1")
 """Whole steps by the datasheet."""
 BY_LINES = "an MoE layer's step by lines through its cluster's times, PipeMoE §V-E"
 
-TABLE_1 = {
-    (12, 4): (0.259, 0.367),
-    (24, 4): (0.589, 0.354),
-    (36, 4): (0.979, 0.382),
-    (12, 16): (0.333, 0.395),
-    (24, 16): (0.715, 0.376),
-    (36, 16): (1.145, 0.368),
-}
-"""Lina's Table 1, training: seconds of all-to-alls and their part of the step, by layers and experts."""
-LAYER = {2: 0.289, 8: 0.253}
+LAYER = {2: IN_TWO, 8: IN_EIGHT}
 """PipeMoE §V-E: seconds of one layer on 64 GPUs, by parts."""
 
 
@@ -51,7 +44,7 @@ def training_steps() -> Iterator[Prediction]:
             for system, seconds in zip(("tutel", "fastermoe", "pipemoe"), measured, strict=True):
                 setting = f"{name} by {TRAINING[system].title}, {gpus} GPUs"
                 yield Prediction(WHOLE[0], "RTX 2080 Ti", gpus // 4, setting, seconds, planned_seconds(problem, system), False)
-    for (layers, experts), (exchanged, part) in TABLE_1.items():
+    for (experts, layers), (exchanged, part) in TRAINED.items():
         problem = lina_step(layers, experts)
         setting = f"Transformer-XL of {layers} layers by DeepSpeed, {experts} GPUs"
         ours = planned_seconds(problem, "deepspeed")
@@ -75,16 +68,16 @@ def layer_seconds(choices: int = CHOICES) -> list[float]:
     return [float(seconds[parts - 1]) for parts in LAYER]
 
 
-def errors_on_slower_networks() -> np.ndarray:
+def errors_on_slower_networks(stop: Stop = never) -> np.ndarray:
     """float64[step]: errors without sign of the same whole steps in 32 bits on a fifth of Table III's network, and with the
-    links of a node that Lina's own all-to-alls of four GPUs had."""
+    links of a node that Lina's own all-to-alls of four GPUs had. Raises StoppedError once the stop is True."""
     errors = []
     for gpus, printed in TABLE_VII.items():
-        for name, measured in zip(("TM-1", "TM-2", "RM-1", "RM-2"), printed, strict=True):
+        for name, measured in each(zip(("TM-1", "TM-2", "RM-1", "RM-2"), printed, strict=True), stop):
             problem = model_step(name, gpus, "fp32", SLOW)
             ours = [planned_seconds(problem, system) for system in ("tutel", "fastermoe", "pipemoe")]
             errors += [own / seconds - 1 for own, seconds in zip(ours, measured, strict=True)]
-    for (layers, experts), (exchanged, part) in TABLE_1.items():
+    for (experts, layers), (exchanged, part) in each(TRAINED.items(), stop):
         ours = planned_seconds(lina_step(layers, experts, link=LINK), "deepspeed")
         errors.append(ours * part / exchanged - 1)
     return np.abs(errors)
@@ -92,7 +85,7 @@ def errors_on_slower_networks() -> np.ndarray:
 
 def lina_step(layers: int, experts: int, link: float | None = None) -> Problem:
     """A model of Lina's Table 1 on as many GPUs as experts. link: see `lina.training.testbed`"""
-    return paper_problem(Task(layers, 512, 204, 15), experts, Datasheet(), link=link)
+    return paper_problem(replace(TABLE_1, layers=layers), experts, Datasheet(), link=link)
 
 
 def planned_seconds(problem: Problem, system: str) -> float:

@@ -128,7 +128,7 @@ EXHIBITS = {
     "aurora": "Figure 11a, Figure 11b, Figure 11c, Figure 11d, Figure 12, Figure 13, Figure 14",
     "exflow": "Table I, Table III, Figure 6, Figure 7, Figure 8, Figure 10, Figure 11, Figure 12, Figure 13",
     "lina": "Table 2, Table 3, Table 4, Table 5, Table 6, Figure 9, Figure 10, Figure 14, Figure 15, Figure 16, Figure 17, "
-    "Figure 18, Figure 19",
+    "Figure 18, Figure 19, Table 1, Figures 2 and 4, Figure 6, Figures 11 and 12, Figure 13",
     "lancet": "Figure 2, Figure 6, Figure 11, Figure 12, Figure 13, Figure 14, Figure 15, Figure 16",
     "pipemoe": "Table II, Table IV, Table VI, Table VII, Figure 3, Figure 4, Figure 6",
 }

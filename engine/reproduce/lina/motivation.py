@@ -93,11 +93,12 @@ def table_1(stop: Stop) -> Exhibit:
             tested = (
                 f"computation {slow:.1f} times as long, as in Figure 7" if task == "training" else "all-to-alls twice as long"
             )
-            ours, cards, changed = of(gpus, layers), of(gpus, layers, link=PCIE), of(gpus, layers, **changes, **longer)
+            ours, changed = of(gpus, layers), of(gpus, layers, **changes, **longer)
+            cards = of(gpus, layers, link=PCIE) if changes else None
             rest, own_rest = (1e3 * spent * (1 / part - 1) / layers for spent, part in (printed, ours))
             links = " and four GPUs at 4.4 GB/s" if changes else ""
             for what, place in (("all-to-alls, s", 0), ("part of the time in all-to-alls", 1)):
-                over = f"; over PCIe, 11 GB/s, {cards[place]:.3g}" if changes else ""
+                over = f"; over PCIe, 11 GB/s, {cards[place]:.3g}" if cards else ""
                 why = (
                     f"with {tested}{links} {changed[place]:.3g}{over}; all but all-to-alls takes {rest:.0f} ms a layer by the "
                     f"table, here {own_rest:.1f}"

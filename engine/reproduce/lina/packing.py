@@ -34,12 +34,12 @@ def steps_of(looks: list[Look]) -> list[tuple[int, float, int]]:
     return taken
 
 
-def pays_after(looks: list[Look]) -> int:
-    """Steps after the first look until the run is ahead, and stays ahead, of one that never packs; -1: not within `STEPS`."""
+def pays_after(looks: list[Look]) -> int | None:
+    """Steps after the first look until the run is ahead, and stays ahead, of one that never packs; None: not within `STEPS`."""
     ahead = np.cumsum([looks[0].seconds - took for _, took, _ in steps_of(looks)])
     behind = np.flatnonzero(ahead < -1e-12)
     last = int(behind[-1]) + 2 if len(behind) else looks[0].step
-    return last - looks[0].step if last <= STEPS else -1
+    return last - looks[0].step if last <= STEPS else None
 
 
 def coordinator(stop: Stop) -> Exhibit:
@@ -79,10 +79,10 @@ def _why(problem: Problem, looks: list[Look], published: int) -> str:
     ]
     cost = sum(look.exchange for look in looks)
     after = pays_after(looks)
-    told = (
-        f"{', '.join(course)} of an all-to-all; the exchanges take {in_seconds(cost)}, made up for "
-        f"{f'{after} steps after step {looks[0].step}' if after else 'in the same steps'}"
-    )
+    paid = "made up for in the same steps" if after == 0 else f"made up for {after} steps after step {looks[0].step}"
+    if after is None:
+        paid = f"not made up for within {STEPS} steps"
+    told = f"{', '.join(course)} of an all-to-all; the exchanges take {in_seconds(cost)}, {paid}"
     if published == looks[-1].experts:
         return told
     slow, two = factors_of_figure_7()[0], simulate_step(packed(problem, published), problem).total

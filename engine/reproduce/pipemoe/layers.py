@@ -110,12 +110,6 @@ def table_vi(width: float = WIDTH, start_up: float = 1.0) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns).set_index(["gpus", "degree"])
 
 
-def step_of(gpus: int, layer: int, width: float) -> NDArray[np.float64]:
-    """float64[parts - 1]: a training step of one layer of Table IV."""
-    passes = (table_iv(gpus, False, width=width, experts=experts).time_of_degree()[layer] for experts in (1.0, 2.0))
-    return sum(passes)
-
-
 def _figure_4(stop: Stop) -> Exhibit:
     columns = [degree - 1 for degree in TUTEL]
     claims, rows, others = [], [], 0

@@ -29,6 +29,7 @@ from engine.simulate.streams import ALL_REDUCE, ALL_TO_ALL, run_streams
 from engine.simulate.training import price_step
 from engine.simulate.training.program import program_of
 from engine.systems import TRAINING, run
+from engine.units import in_a_row
 
 TABLE_VII = {
     16: ((0.335, 0.314, 0.299), (0.418, 0.383, 0.348), (0.657, 1.010, 0.580), (0.702, 1.026, 0.603)),
@@ -82,6 +83,7 @@ def _figure_3(stop: Stop) -> Exhibit:
     go_on(stop)
     whole = run(TRAINING["pipemoe"], problem, {"algorithm": "step"}, stop).result
     own, chosen = apart.solution.pipeline, whole.solution.pipeline
+    backward = in_a_row(list(map(str, chosen.backward)))
     claims = (
         Claim(
             quantity="time in two parts as a part of that in one (drawn shorter)",
@@ -95,7 +97,7 @@ def _figure_3(stop: Stop) -> Exhibit:
             published=2.0,
             ours=float(seconds.argmin() + 1),
             why=f"the exact degree on the same lines; in a step of {TIMES} such layers {max(own.forward)} forward and "
-            f"{max(own.backward)} backward, and by the step with its all-reduces {in_turn(chosen.backward)}, which gains "
+            f"{max(own.backward)} backward, and by the step with its all-reduces {backward}, which gains "
             f"{100 * (apart.objective / whole.objective - 1):.3f} %",
         ),
         Claim(
@@ -128,12 +130,6 @@ def on_the_lines(gpus: int, layer: int, width: float) -> Floats:
     """float64[parts - 1]: a training step of one layer of Table IV."""
     passes = (table_iv(gpus, False, width=width, experts=experts).time_of_degree()[layer] for experts in (1.0, 2.0))
     return sum(passes)
-
-
-def in_turn(degrees: tuple[int, ...]) -> str:
-    """`5, 5 and 7`"""
-    *most, last = map(str, degrees)
-    return f"{', '.join(most)} and {last}" if most else last
 
 
 def _table_vii(stop: Stop) -> Exhibit:
