@@ -71,7 +71,7 @@ def _watch(keys: Sequence[str], entry: Entry) -> None:
         if found is not None:
             _exhibit(entry, found)
         elif not pending:
-            st.info("Not computed yet. Most figures take seconds, all of a paper one or two minutes.", icon=":material/info:")
+            st.info("Not computed yet. Most figures take seconds, all of a paper up to three minutes.", icon=":material/info:")
 
     follow()
 

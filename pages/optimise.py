@@ -103,7 +103,7 @@ def watch() -> None:
     if found_more and cached.open_plan() is None:
         with failing.saying():
             answer.take_first(fastest(found_more[0], of=2))
-    if found_more or ended_now:
+    if found_more or ended_now or (asks and running[0].elapsed >= SOON_FOR):  # the last: from now on less often
         st.rerun()
 
 

@@ -31,12 +31,12 @@ def exhibit(title: str, rows: Sequence[Row], chart: Chart, dark: bool = False) -
     series = series_of([row[chart.series] for row in rows] if chart.series else [None])
     titles = [plain(str(facet)) for facet in facets] if chart.facet else None
     figure = make_subplots(1, len(facets), subplot_titles=titles, shared_yaxes=len(facets) > 1, horizontal_spacing=0.03)
+    lying, height = _lies(rows, chart), HEIGHT
     for column, facet in enumerate(facets, 1):
         for each in series:
-            _add(figure, _own(rows, chart, facet, each.value), chart, each, column == 1, column)
+            _add(figure, _own(rows, chart, facet, each.value), chart, lying, each, column == 1, column)
         if chart.published:
-            _add_published(figure, rows, chart, facet, series, column, dark)
-    lying, height = _lies(rows, chart), HEIGHT
+            _add_published(figure, rows, chart, lying, facet, series, column, dark)
     if lying:
         figure.update_xaxes(title=plain(chart.y_title), rangemode="tozero")
         figure.update_yaxes(type="category", autorange="reversed", automargin=True)
@@ -58,12 +58,12 @@ def exhibit(title: str, rows: Sequence[Row], chart: Chart, dark: bool = False) -
     return figure
 
 
-def _add(figure: go.Figure, rows: Sequence[Row], chart: Chart, look: Series, legend: bool, column: int) -> None:
+def _add(figure: go.Figure, rows: Sequence[Row], chart: Chart, lying: bool, look: Series, legend: bool, column: int) -> None:
     x, y, name = [row[chart.x] for row in rows], [row[chart.y] for row in rows], _title(look)
     said = tips(f"{name}<br>{plain(str(at))}: <b>{_number(value)}</b>" for at, value in zip(x, y, strict=True))
     common = {"x": x, "y": y, "name": name, "legendgroup": name, "showlegend": legend, **said}
     if chart.kind == "bars":
-        if _lies(rows, chart):
+        if lying:
             common |= {"x": y, "y": x, "orientation": "h"}
         pattern = {"shape": look.pattern, "fgcolor": "#16201F", "size": 6, "solidity": 0.25, "fillmode": "overlay"}
         figure.add_bar(**common, offsetgroup=name, marker={"color": look.colour, "pattern": pattern}, row=1, col=column)
@@ -81,14 +81,20 @@ def _title(look: Series) -> str:
 
 
 def _add_published(
-    figure: go.Figure, rows: Sequence[Row], chart: Chart, facet: object, series: Sequence[Series], column: int, dark: bool
+    figure: go.Figure,
+    rows: Sequence[Row],
+    chart: Chart,
+    lying: bool,
+    facet: object,
+    series: Sequence[Series],
+    column: int,
+    dark: bool,
 ) -> None:
     """The paper's own values, on the bar of their series or its line."""
     for turn, each in enumerate(series):
         own = [row for row in _own(rows, chart, facet, each.value) if row.get(chart.published) is not None]
         if own:
             x, y = ([row[column] for row in own] for column in (chart.x, chart.published))
-            lying = _lies(rows, chart)
             figure.add_scatter(
                 x=y if lying else x,
                 y=x if lying else y,

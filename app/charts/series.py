@@ -1,5 +1,5 @@
-"""Series of the papers' charts by the theme: a kind of event, a part of a step or a system has the colour, the order and the
-sign that it has on the other pages; models, recordings and numbers have colours of no kind."""
+"""Series of the papers' charts by the theme: a kind of event, a part of a step or a system has the colour and the order that it
+has on the other pages, and a sign of its own in the chart; models, recordings and numbers have colours of no kind."""
 
 from collections.abc import Iterable
 from itertools import cycle

@@ -23,7 +23,7 @@ def show(plan: Plan, standing: Standing, judged: Judged) -> None:
     last = judged(plan)
     text = in_a_sentence(standing, None if last is None else last[0])
     if any(not job.state.finished for job in cached.jobs(state.session.plan_jobs[:1])):
-        text += " Still searching: the best plan is opened at the end."
+        text += " Still searching" + ("." if _is_kept_open(plan.id) else ": the best plan is opened at the end.")
     with st.container(border=True, horizontal=True, wrap=False, vertical_alignment="center", key="answer"):
         st.markdown(plain(text), width="stretch")
         kept.toggle(
@@ -51,9 +51,13 @@ def take_first(best: str | None) -> None:
 def take(best: str | None) -> None:
     """Open the best plan of the awaited job, unless a person keeps the open one. best: None: it found none"""
     state.forget_choices(AWAITED)
-    kept_open = cached.open_plan() is not None and state.session.choices.get(_key(state.session.plan)) is True
+    kept_open = cached.open_plan() is not None and _is_kept_open(state.session.plan)
     if best is not None and not kept_open:
         state.update(plan=best)
+
+
+def _is_kept_open(plan: str) -> bool:
+    return state.session.choices.get(_key(plan)) is True
 
 
 def _key(plan: str) -> str:

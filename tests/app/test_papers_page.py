@@ -88,6 +88,9 @@ def test_bars_with_long_names_lie() -> None:
     bars, published = charts.exhibit("Ways", rows, chart).data
     assert bars.orientation == "h" and list(bars.x) == [0.0, 1.0, 2.0] and list(bars.y) == [row["way"] for row in rows]
     assert list(published.x) == [1.5] * 3 and list(published.y) == list(bars.y)
+    rows = [*({"of": "one"} | row for row in rows), {"of": "other", "way": "short", "gain": 1.0}]
+    chart = Chart(kind="bars", x="way", y="gain", series="of", x_title="way", y_title="gain")
+    assert [bars.orientation for bars in charts.exhibit("Ways", rows, chart).data] == ["h", "h"], "all of a chart, or none"
 
 
 def test_series_have_the_colours_and_the_order_of_the_other_pages() -> None:

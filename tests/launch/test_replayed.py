@@ -98,17 +98,15 @@ def test_a_matrix_moves_its_bytes_in_every_order_to_a_row_on_the_wire(launched_m
     expert_rank = rank[::-1]
     wanted = np.zeros((LAYERS, ranks, ranks))
     np.add.at(wanted, (slice(None), rank[:, None], expert_rank[None, :]), MATRIX.bytes)
-    columns = GPUS // ranks
     for run in whole.runs:
         assert 0 <= run.difference.error <= 1e-5
         for layer in range(LAYERS):
             for timeline in (run.measured, run.predicted):
                 dispatch, combine = (sent(timeline, kind, layer, ranks) for kind in ("dispatch", "combine"))
                 off = dispatch - off_diagonal(wanted[layer])
-                assert (np.abs(off) < columns * row).all() and np.abs(off).max() > 0
+                # Neighbouring columns on a rank are within a row together, for rows are rounded along them.
+                assert 0 < np.abs(off).max() < row + 1e-6
                 np.testing.assert_allclose(combine, dispatch.T)
-    # Neighbouring columns on a rank are within a row together, for rows are rounded along them.
-    assert np.abs(off).max() < row + 1e-6
 
 
 def test_the_experts_work_on_a_matrix_is_that_of_the_simulation(launched_matrix):
