@@ -1,6 +1,6 @@
-"""Five journeys through the studio: `make journeys` prints the seconds of each and photographs every step.
+"""Six journeys through the studio: `make journeys` prints the seconds of each and photographs every step.
 
-    python -m tests.browser.journeys [newcomer] [engineer] [planner] [team] [reader]
+    python -m tests.browser.journeys [newcomer] [engineer] [planner] [trainer] [team] [reader]
 
 A step ends when its page has come to rest; then it is photographed as `VARIANTS` say, which counts in no time. The pictures are
 for people to look at: a newcomer's eye finds what no test asks for.
@@ -22,7 +22,7 @@ from app import samples
 from engine.catalogue.packaged import installed_folder
 from engine.workload import RoutingTrace
 from tests.browser import conftest
-from tests.browser.pictures import JOB_TIMEOUT, LAUNCH_TIMEOUT
+from tests.browser.pictures import JOB_TIMEOUT, LAUNCH_TIMEOUT, choose_in_strip
 
 PICTURES = Path(__file__).parent / "screenshots" / "journeys"
 WIDE, NARROW = {"width": 1440, "height": 900}, {"width": 1024, "height": 768}
@@ -30,6 +30,8 @@ VARIANTS = ((NARROW, "dark"), (NARROW, "light"), (WIDE, "dark"), (WIDE, "light")
 """Window and theme of every picture; the last is how a person goes on."""
 DENSE_LAYERS = 3
 """The dense layers of DeepSeek-R1: their rows in SGLang's statistics stay zero."""
+STEP_TIMEOUT = 900_000
+"""Milliseconds for a launched training step of GPT2-L, the time limit that the page proposes."""
 QUESTION = "Why does this layer wait for GPU 6?"
 
 
@@ -204,6 +206,35 @@ def planner(journey: Journey, folder: Path) -> None:
             report.pdf(path=PICTURES / "planner-report.pdf", format="A4", print_background=True)
 
 
+def trainer(journey: Journey, folder: Path) -> None:
+    """From a cluster and a model to the schedule of a training step, the flags that set it, and a step that was run."""
+    with journey.person() as page:
+        with journey.step(page, "cluster and model"):
+            page.goto(journey.address)
+            conftest.visit(page, "Cluster")
+            page.get_by_role("button", name="lina-4-nodes", exact=True).click()
+            expect(page.get_by_text("16 × A100").first).to_be_visible()
+            choose_in_strip(page, 2, "GPT2-L-MoE")
+        with journey.step(page, "schedules"):
+            conftest.visit(page, "Optimise")
+            page.get_by_role("button", name="Training step").click()
+            conftest.run_systems(page)
+        with journey.step(page, "Gantt"):
+            page.get_by_role("link", name="See why on the timeline").click()
+            expect(page.locator(".js-plotly-plot").first).to_be_visible()
+        with journey.step(page, "launch"):
+            conftest.visit(page, "Launch")
+            expect(page.get_by_role("button", name="Start", exact=True)).to_be_visible()
+        flags = page.get_by_role("button", name=re.compile("^Download "))
+        with journey.step(page, "flags", flags.first):
+            page.get_by_text("Export to a training framework").click()
+            expect(flags.first).to_be_visible()
+        measured = page.get_by_role("heading", name=re.compile("^Measured: "))
+        with journey.step(page, "measured", measured):
+            page.get_by_role("button", name="Start", exact=True).click()
+            expect(measured).to_be_visible(timeout=STEP_TIMEOUT)
+
+
 def team(journey: Journey, folder: Path) -> None:
     """Ana asks about a plan, Ben points to a layer, Ana looks there and decides."""
     with journey.person() as ana, journey.person() as ben:
@@ -255,7 +286,7 @@ def reader(journey: Journey, folder: Path) -> None:
             expect(page.get_by_role("link", name="See why on the timeline")).to_be_visible(timeout=JOB_TIMEOUT)
 
 
-JOURNEYS = {journey.__name__: journey for journey in (newcomer, engineer, planner, team, reader)}
+JOURNEYS = {journey.__name__: journey for journey in (newcomer, engineer, planner, trainer, team, reader)}
 
 
 def main(names: list[str]) -> None:
