@@ -6,7 +6,7 @@ import plotly.graph_objects as go
 from app.charts import gantt as gantt_charts
 from app.charts import stacks
 from app.charts import step as step_charts
-from app.charts.theme import DIVERGING, MARK, NEUTRAL, SEQUENTIAL, TEAL, finish, ink, plain, strokes
+from app.charts.theme import DIVERGING, MARK, NEUTRAL, SEQUENTIAL, TEAL, finish, plain
 from engine.compare.judge import interval
 from engine.compare.standing import gain_in_words
 from engine.compare.verdict import Verdict
@@ -126,13 +126,7 @@ def parts(plans: dict[str, dict[str, float]], times: dict[str, float], title: st
     stacks.bars(figure, plans, rows, factor, "work")
     hides = any(times[name] < sum(spent.values()) * (1 - EXACT) for name, spent in plans.items())
     if hides:
-        figure.add_scatter(
-            **strokes([times[name] / factor for name in plans], rows + stacks.BELOW, stacks.ACROSS),
-            mode="lines",
-            name="Step, the rest hidden",
-            line={"width": 3, "color": ink(dark)},
-            hoverinfo="skip",
-        )
+        stacks.whole_steps(figure, [times[name] for name in plans], rows, factor, dark)
     figure.update_xaxes(title=f"time, {unit} (simulated)", range=[0, longest / factor * 1.02 or 1])
     labels = [stacks.label(name, seconds(times[name])) for name in plans]
     return stacks.arrange(figure, plain(title), labels, rows, dark, across=3)

@@ -25,7 +25,9 @@ def parts(plans: dict[str, ServingFigures], dark: bool = False) -> go.Figure:
     rows = np.arange(len(names))
     figure = go.Figure()
     stacks.bars(figure, {name: served.parts for name, served in plans.items()}, rows, factor, "work")
-    _draw_lines(figure, figures, factor, ink(dark))
+    if any(served.hidden for served in figures):
+        stacks.whole_steps(figure, [served.seconds for served in figures], rows, factor, dark)
+    _draw_bounds(figure, figures, factor, ink(dark))
     figure.update_xaxes(title=f"time of one step, {unit} (simulated)", range=[0, longest / factor * 1.02])
     labels = []
     for name, served in plans.items():
@@ -35,17 +37,9 @@ def parts(plans: dict[str, ServingFigures], dark: bool = False) -> go.Figure:
     return stacks.arrange(figure, _finding(plans), labels, rows, dark, across=3)
 
 
-def _draw_lines(figure: go.Figure, figures: list[ServingFigures], factor: float, colour: str) -> None:
-    """Draw the bounds, where there are any, and the steps themselves if something is hidden."""
+def _draw_bounds(figure: go.Figure, figures: list[ServingFigures], factor: float, colour: str) -> None:
+    """Draw the bounds, where there are any."""
     places = np.arange(len(figures)) + stacks.BELOW
-    if any(served.hidden for served in figures):
-        figure.add_scatter(
-            **strokes([served.seconds / factor for served in figures], places, stacks.ACROSS),
-            mode="lines",
-            name="Step, the rest hidden",
-            line={"width": 3, "color": colour},
-            hoverinfo="skip",
-        )
     bounds = [(served.bound / factor, place) for served, place in zip(figures, places, strict=True) if served.bound is not None]
     if bounds:
         figure.add_scatter(

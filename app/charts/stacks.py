@@ -5,7 +5,19 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import plotly.graph_objects as go
 
-from app.charts.theme import PARTS, finish, hatched, in_order, legend_at_foot, name_above_bar, plain, shortened, tips
+from app.charts.theme import (
+    PARTS,
+    finish,
+    hatched,
+    in_order,
+    ink,
+    legend_at_foot,
+    name_above_bar,
+    plain,
+    shortened,
+    strokes,
+    tips,
+)
 from engine.units import seconds, share
 
 ROW, BAR, BELOW = 38, 0.45, 0.2
@@ -49,6 +61,22 @@ def bars(figure: go.Figure, plans: Mapping[str, Mapping[str, float]], rows: Sequ
                 for name, value, part in zip(plans, values, shares, strict=True)
             ),
         )
+
+
+def whole_steps(figure: go.Figure, times: Sequence[float], rows: Sequence[float], factor: float, dark: bool) -> None:
+    """Draw every plan's step itself as a line across its bar, for parts of which some are hidden.
+
+    times: seconds
+    rows, factor: as of the bars
+    dark: the page's theme
+    """
+    figure.add_scatter(
+        **strokes([time / factor for time in times], np.asarray(rows) + BELOW, ACROSS),
+        mode="lines",
+        name="Step, the rest hidden",
+        line={"width": 3, "color": ink(dark)},
+        hoverinfo="skip",
+    )
 
 
 def label(name: str, said: str) -> str:

@@ -1,5 +1,6 @@
 """The operators of a transformer on tensors: the result of each, and by hand the gradients of its input (dX) and of its
-weights (dW), separately, so that a dW can run at another time than its dX.
+weights (dW), separately, so that a dW can run at another time than its dX, and in other parts than the forward pass:
+PyTorch's own gradients are those of the parts that went forward.
 
 Tokens are rows, whole sequences next to each other. No operator has a bias and no layer norm a weight, as in
 `engine.overlap.transformer`. Softmax of gate and loss is taken in 32 bits at least; kernels of layer norm and attention
