@@ -5,6 +5,8 @@ from functools import cache
 
 import numpy as np
 
+from engine.costs import Datasheet
+from engine.costs.scaled import Scaled
 from engine.overlap.operator_graph import Operator
 from engine.reproduce.exhibits import Chart, Claim, Exhibit
 from engine.reproduce.lina.layers import moe_seconds
@@ -44,17 +46,16 @@ SKEW = {4: 4.02, 16: 5.56}
 
 
 def trained(gpus: int, layers: int, link: float | None = None, compute: float = 1.0) -> tuple[float, float]:
-    """Seconds of the all-to-alls in the baseline's step, and their part of it. compute: a factor of all other seconds, which
-    never overlap with them"""
-    found = step_of(gpus, layers, link)
+    """Seconds of the all-to-alls in the baseline's step, and their part of it; parameters as of `step_of`."""
+    found = step_of(gpus, layers, link, compute)
     spent = exchanged(found)
-    return spent, spent / (spent + compute * (found.total - spent))
+    return spent, spent / found.total
 
 
 @cache
-def step_of(gpus: int, layers: int, link: float | None = None) -> Timeline:
-    """The baseline's step of Table 1's models, at any number of layers."""
-    problem = paper_problem(replace(TABLE_1, layers=layers), gpus, link=link)
+def step_of(gpus: int, layers: int, link: float | None = None, compute: float = 1.0) -> Timeline:
+    """The baseline's step of Table 1's models, at any number of layers. compute: so many times the seconds of all computation"""
+    problem = paper_problem(replace(TABLE_1, layers=layers), gpus, Scaled(Datasheet(), compute=1 / compute), link=link)
     return simulate_step(run(TRAINING["deepspeed"], problem).result.solution, problem)
 
 
