@@ -13,7 +13,7 @@ from engine import units
 from engine.errors import InputError
 from engine.jobs.scores import LinaAnswer, LinaRun
 from engine.problem import Problem
-from engine.simulate.two_phase import PAPER_CHECK, PAPER_SCHEDULE, PAPER_SLOTS, TwoPhaseOptions, device_slots, with_reaction
+from engine.simulate.scheduler import PAPER_CHECK, PAPER_SCHEDULE, PAPER_SLOTS, TwoPhaseOptions, device_slots, with_reaction
 from engine.workload import RoutingTrace
 
 

@@ -22,7 +22,8 @@ from engine.provenance import input_digests
 from engine.result import GUARD, Limits, Provenance, Status, Stop, library_versions
 from engine.schema import Frozen
 from engine.simulate import claimable_bound, loads_of, simulate
-from engine.simulate.two_phase import SCHEMES, Figures, TwoPhaseOptions, two_phase
+from engine.simulate.scheduler import TwoPhaseOptions
+from engine.simulate.two_phase import SCHEMES, Figures, two_phase
 from engine.systems import System, run, system_named
 from engine.systems.base import Draft, Report
 from engine.systems.joint import START_SHARE, instance_of, moves_left, moves_to, start_of

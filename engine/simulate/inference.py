@@ -25,7 +25,8 @@ from engine.problem import Problem
 from engine.result import Advance, Stop, never, unwatched
 from engine.simulate.events import EventLog, too_many
 from engine.simulate.flows import EXACT_SENDS, Flows, all_to_all
-from engine.simulate.two_phase import TwoPhaseOptions, two_phase
+from engine.simulate.scheduler import options_of
+from engine.simulate.two_phase import two_phase
 from engine.simulate.work import Load, Work, loads_of
 from engine.timeline import Timeline
 from engine.workload import RoutingTrace
@@ -96,14 +97,7 @@ def simulate_reaction(plan: Plan, problem: Problem, stop: Stop = never, advance:
         raise InputError(f"{trace.name}: {plan.name} follows tokens from layer to layer; it needs a routing log")
     profile, served = trace.halves()
     size = min(reaction.batch, served.tokens)
-    options = TwoPhaseOptions(
-        **reaction.model_dump(exclude={"batch", "packing"}),
-        packing=reaction.packing or "lina",
-        batch_tokens=size,
-        copies=trace.tokens / size,
-        choices=trace.k,
-        start="popularity",
-    )
+    options = options_of(reaction, trace.k, size, copies=trace.tokens / size)
     alone = replace(problem, workload=served, others=(), in_use=None)
     result = two_phase(alone, profile, options, stop, lambda done: advance(done / 2))
     middle = int(result.inference_seconds("lina").argsort(kind="stable")[(result.batches - 1) // 2])

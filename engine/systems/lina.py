@@ -18,7 +18,8 @@ from engine.placement.devices.kernel import DevicesInstance, replicate_devices
 from engine.plan import Placement, Reaction, SendOrder
 from engine.problem import Problem
 from engine.result import GUARD, Guard, Limits, Stop
-from engine.simulate.two_phase import PAPER_CHECK, PAPER_SCHEDULE, TwoPhaseOptions, TwoPhaseResult, device_slots, two_phase
+from engine.simulate.scheduler import PAPER_CHECK, PAPER_SCHEDULE, TwoPhaseOptions, device_slots, options_of
+from engine.simulate.two_phase import TwoPhaseResult, two_phase
 from engine.systems.base import Draft, Note, Notes, Report, System
 from engine.systems.options import Options, Seed
 from engine.units import ratio, seconds, share
@@ -127,8 +128,8 @@ def run_time_notes(problem: Problem, reaction: Reaction, options: LinaOptions, s
         return {"at run time": Note(f"not simulated: {trace.tokens} tokens are too few to learn from half of them")}
     profile, served = trace.halves()
     batch = {"batch_tokens": min(options.batch_tokens, served.tokens), "copies": options.copies}
-    scheduler = reaction.model_dump(exclude={"batch", "packing"}) | {"choices": trace.k, "start": "popularity"}
-    at_run_time = TwoPhaseOptions(**scheduler, **batch, packing=options.packing, seed=options.seed)
+    started = reaction.model_copy(update={"packing": options.packing})
+    at_run_time = options_of(started, trace.k, **batch, seed=options.seed)
     served_problem = replace(problem, workload=served, others=(), in_use=None)
 
     def advance(done: float) -> None:

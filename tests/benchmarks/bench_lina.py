@@ -18,7 +18,8 @@ from engine.costs import Datasheet
 from engine.problem import Problem
 from engine.reproduce.lina import serving
 from engine.reproduce.lina.routing import half, shuffled
-from engine.simulate.two_phase import PAPER_CHECK, PAPER_SCHEDULE, TwoPhaseOptions, two_phase
+from engine.simulate.scheduler import PAPER_CHECK, PAPER_SCHEDULE, TwoPhaseOptions
+from engine.simulate.two_phase import two_phase
 from tests.benchmarks.shared import columns, timed
 from tests.cases.samples import sample
 

@@ -37,7 +37,8 @@ from engine.problem import Problem, make_problem
 from engine.provenance import input_digests
 from engine.serving.sizes import TransformerSizes, usual_serving, usual_sizes
 from engine.simulate import simulate
-from engine.simulate.two_phase import SCHEMES, TwoPhaseOptions, two_phase
+from engine.simulate.scheduler import TwoPhaseOptions
+from engine.simulate.two_phase import SCHEMES, two_phase
 from engine.store.problems import as_json, problem_arguments, problem_from, save_recordings
 from engine.systems import SYSTEMS, run, usual_plan
 from engine.systems.pieces import to_placement

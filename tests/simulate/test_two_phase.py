@@ -17,18 +17,8 @@ from engine.placement.devices.search import pack_devices
 from engine.placement.popularity import profile_paths
 from engine.problem import Problem
 from engine.result import Limits
-from engine.simulate.two_phase import (
-    HOST_START_UP,
-    HOST_STEP,
-    PAPER_CHECK,
-    PAPER_SCHEDULE,
-    SCHEMES,
-    SchemeSeconds,
-    TwoPhaseOptions,
-    TwoPhaseResult,
-    reaction_seconds,
-    two_phase,
-)
+from engine.simulate.scheduler import HOST_START_UP, HOST_STEP, PAPER_CHECK, PAPER_SCHEDULE, TwoPhaseOptions, reaction_seconds
+from engine.simulate.two_phase import SCHEMES, SchemeSeconds, TwoPhaseResult, two_phase
 from engine.workload import ExpertLoad, RoutingTrace
 from tests.cases.examples import tried
 from tests.strategies import make_gpu, make_model, seeds

@@ -10,7 +10,8 @@ from engine.errors import InputError
 from engine.plan import Plan, Reaction
 from engine.problem import Problem
 from engine.simulate import bound_of_plan, simulate, simulate_layers
-from engine.simulate.two_phase import TwoPhaseOptions, two_phase
+from engine.simulate.scheduler import TwoPhaseOptions
+from engine.simulate.two_phase import two_phase
 from engine.systems import SYSTEMS, run
 from engine.systems.base import Outcome
 from engine.units import digits, ratio, share

@@ -19,7 +19,8 @@ from engine.reproduce.exhibits import Chart, Claim, Exhibit, Opening, go_on
 from engine.reproduce.lina.routing import BATCH, NAMES, RANKED, STAND_IN, half, recording, shuffled
 from engine.reproduce.lina.training import LINK, testbed
 from engine.result import Stop
-from engine.simulate.two_phase import PAPER_CHECK, PAPER_SCHEDULE, SCHEMES, TwoPhaseOptions, TwoPhaseResult, two_phase
+from engine.simulate.scheduler import PAPER_CHECK, PAPER_SCHEDULE, TwoPhaseOptions
+from engine.simulate.two_phase import SCHEMES, TwoPhaseResult, two_phase
 
 REST = (0.558 - 0.177 / 0.749) / 24
 """Seconds of a layer outside its MoE part."""

@@ -15,7 +15,7 @@ from engine.errors import InputError
 from engine.overlap.operator_graph import UPDATE_BYTES
 from engine.plan import Offload, Placement
 from engine.problem import Problem
-from engine.simulate.two_phase import HOST_BANDWIDTH, HOST_START_UP
+from engine.simulate.scheduler import HOST_BANDWIDTH, HOST_START_UP
 
 HOST_UPDATE = 25e9
 """Bytes/s of the host's memory for the update of one GPU's experts, assumed: a quarter of the 100 GB/s that two processors
