@@ -20,14 +20,18 @@ if TYPE_CHECKING:
     import pandas as pd
 
 STREAMS = ("compute", "network", "host")
-"""The last one carries copies between a GPU and its host."""
+"""The last one carries copies between a GPU and its host, and the work of a scheduler there."""
 COMPUTE_KINDS = ("dense", "gate", "ffn", "aggregate", "dx", "dw", "attention")
 SIZES = "sizes"
 """The exchange of the sizes of an all-to-all of real tokens only, before it (Lancet §6)."""
+SCHEDULER_KINDS = ("estimate", "schedule", "check")
+"""The steps of a scheduler at run time, on the host: an estimate of the experts that will be chosen, a hosting made for it or
+for the real choices, and a comparison of both (Lina §5.2)."""
+HOST_KINDS = ("host_copy", *SCHEDULER_KINDS)
 NETWORK_KINDS = ("dispatch", "combine", "all_gather", "all_reduce", "prompt_gather", SIZES)
 KINDS = (
     *("dense", "gate", "ffn", "aggregate", "dx", "dw", "dispatch", "combine", "all_gather", "all_reduce"),
-    *("prompt_gather", "attention", SIZES, "host_copy"),
+    *("prompt_gather", "attention", SIZES, *HOST_KINDS),
 )
 """All kinds, at the places by which saved timelines know them: new ones come last."""
 INFERENCE_KINDS = ("attention", "gate", "ffn", "aggregate", "prompt_gather", "dispatch", "combine", "all_gather")
@@ -144,9 +148,9 @@ class Timeline:
         return totals
 
     def busy_of_kind(self) -> dict[str, float]:
-        """Seconds in which a kind runs, mean over the resources; copies between GPU and host only where there are some."""
+        """Seconds in which a kind runs, mean over the resources; what runs on the host only where there is some."""
         kinds = self.events["kind"]
-        known = [kind for kind in KINDS if kind != "host_copy" or (kinds == kind).any()]
+        known = [kind for kind in KINDS if kind not in HOST_KINDS or (kinds == kind).any()]
         return {kind: float(self._busy((kinds == kind).to_numpy()).mean()) for kind in known}
 
     def exposed_intervals(self, resource: int) -> np.ndarray:

@@ -98,7 +98,8 @@ def run(context: RankContext, folder: Path) -> None:
     dist.all_gather_object(errors, recorder.clock_error)
     if context.rank == 0:
         device = torch.cuda.get_device_name(context.device) if context.device.type == "cuda" else "CPU"
-        outcome = {"differences": differences, "device": device, "clock_error": max(errors)}
+        decisions = [getattr(executor, "decisions", []) for executor in executors]
+        outcome = {"differences": differences, "device": device, "clock_error": max(errors), "decisions": decisions}
         with writing(folder):
             write_atomically(folder / REPORT, json.dumps(outcome))
 
@@ -111,6 +112,10 @@ def executor_of(context: RankContext, plan: Plan) -> Executor:
         return StepExecutor(context, plan)
     if plan.goal is Goal.TWO_MODELS:
         return Colocated(context, plan)
+    if plan.reaction is not None:
+        from engine.launch.rank.scheduled import Scheduled
+
+        return Scheduled(context, plan)
     return Coherent(context, plan) if plan.execution == "context-coherent" else Forward(context, plan)
 
 

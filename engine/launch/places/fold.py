@@ -49,6 +49,9 @@ def fold_plan(plan: Plan, ranks: int, network: Network | None = None) -> Plan:
         return plan
     rank = rank_of_gpu(gpus, ranks)
     folded: dict[str, Any] = {}
+    if plan.reaction is not None:
+        slots = min(plan.placement.experts, plan.reaction.max_experts_per_device * -(-gpus // ranks))
+        folded["reaction"] = plan.reaction.model_copy(update={"max_experts_per_device": slots})
     if plan.travel is not None and plan.travel.ranks_per_node is not None:
         per_node = max(1, plan.travel.ranks_per_node * ranks // gpus)
         folded["travel"] = plan.travel.model_copy(update={"ranks_per_node": per_node})

@@ -12,6 +12,7 @@ from engine.launch.preparation import settled
 from engine.launch.preparation.launch import Check, Launch, PreparedLaunch
 from engine.launch.preparation.memory import forward_memory, memory_checks
 from engine.launch.preparation.replayed import check_plan_for, in_words, routing_checks, supply_of
+from engine.launch.preparation.scheduled import Schedulers
 from engine.launch.preparation.settled import Attempt
 from engine.launch.rank.difference import allowed, coarsest
 from engine.launch.rank.difference import in_words as tolerance_in_words
@@ -46,10 +47,13 @@ def prepare_inference(launch: Launch, devices: Devices) -> PreparedLaunch:
     shared = min(len(devices.gpus), ranks)
     models = [settled.computed_in(model, launch.dtype, bool(shared)) for _, model in inputs]
     recordings = [recording for recording, _ in inputs]
+    folded = tuple(fold_plan(plan, ranks, _drawn_links(launch, ranks)) for plan in launch.plans)
+    schedulers = Schedulers.of(folded, recordings[0])
+    if schedulers.batch is not None:
+        recordings[0] = schedulers.batch
     if launch.tokens is not None and launch.tokens < 1:
         raise InputError("replay at least one token")
     settled.check_passes(launch.repeats, launch.limit)
-    plans = tuple(fold_plan(plan, ranks, _drawn_links(launch, ranks)) for plan in launch.plans)
     starts = _starts(launch.plans)
 
     def attempts() -> Iterator[Attempt]:
@@ -64,16 +68,17 @@ def prepare_inference(launch: Launch, devices: Devices) -> PreparedLaunch:
             affordable = first.usual if shared else min(first.usual, max(ranks, int(FLOP_BUDGET * first.tokens / work)))
             replayed = min(first.most, affordable if launch.tokens is None else launch.tokens)
             both = {"model": narrow[0], "model_b": narrow[1] if launch.second else None}
-            instructions = settled.instructions_of(launch, devices, ranks, plans=plans, **both, tiers=tiers)
+            instructions = settled.instructions_of(launch, devices, ranks, plans=schedulers.plans, **both, tiers=tiers)
             traces = tuple(supply.part(first.part_of(replayed)) for supply in supplies)
-            needed = forward_memory(instructions, traces)
+            needed = forward_memory(instructions, traces, schedulers.profile)
             yield Attempt(
                 instructions, traces, tuple(memory_checks(instructions, devices, needed, _advice(instructions, devices)))
             )
 
     chosen, memory = settled.first_that_fits(attempts())
-    checks = tuple(_checks(chosen, recordings, memory, devices, gpus))
-    return PreparedLaunch(tuple(launch.plans), chosen.instructions, chosen.replayed, launch.limit, checks)
+    checks = (*_checks(chosen, recordings, memory, devices, gpus), *schedulers.checks(chosen.replayed[0].tokens))
+    about = tuple(launch.plans), chosen.instructions, chosen.replayed, launch.limit, checks
+    return PreparedLaunch(*about, profile=schedulers.profile)
 
 
 def _drawn_links(launch: Launch, ranks: int) -> Network | None:

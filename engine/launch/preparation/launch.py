@@ -13,7 +13,7 @@ from engine.launch.rank.instructions import RankInstructions, uses_nodes
 from engine.model import MoEModel
 from engine.plan import Plan
 from engine.training import TrainingStep
-from engine.workload import Workload
+from engine.workload import RoutingTrace, Workload
 
 On = Literal["local", "testbed", "slurm", "kubernetes"]
 PLACES = {"local": "this machine", "testbed": "testbed", "slurm": "Slurm", "kubernetes": "Kubernetes"}
@@ -115,6 +115,7 @@ class PreparedLaunch:
     limit: seconds
     testbed: emulates its links, not yet built
     destination: of a launch by a scheduler
+    profile: tokens of the recording that a plan's scheduler at run time has learnt from
     """
 
     plans: tuple[Plan, ...]
@@ -124,6 +125,7 @@ class PreparedLaunch:
     checks: tuple[Check, ...]
     testbed: Testbed | None = None
     destination: Destination | None = None
+    profile: RoutingTrace | None = None
 
     @property
     def failed(self) -> Check | None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from engine.launch.places.devices import Devices
 from engine.launch.preparation.launch import Check
-from engine.launch.rank.instructions import POOL_STRIDE, RankInstructions, uses_nodes
+from engine.launch.rank.instructions import POOL_STRIDE, RankInstructions, slots_to_fetch, uses_nodes
 from engine.launch.step.sizes import check_step_plan
 from engine.model import MoEModel
 from engine.plan import Placement, Plan
@@ -110,8 +110,13 @@ class Part(NamedTuple):
     received: float
 
 
-def forward_memory(instructions: RankInstructions, traces: Sequence[RoutingTrace]) -> RankMemory:
-    """Memory of the fullest rank, which is taken to be the fullest in everything; of several plans one runs at a time."""
+def forward_memory(
+    instructions: RankInstructions, traces: Sequence[RoutingTrace], profile: RoutingTrace | None = None
+) -> RankMemory:
+    """Memory of the fullest rank, which is taken to be the fullest in everything; of several plans one runs at a time.
+
+    profile: tokens that schedulers of plans have learnt from
+    """
     models = [instructions.model] if instructions.model_b is None else [instructions.model, instructions.model_b]
     pools = [_pool(model, traces[0].layers) for model in {model.digest: model for model in models}.values()]
     plans = [
@@ -130,10 +135,16 @@ def forward_memory(instructions: RankInstructions, traces: Sequence[RoutingTrace
         # Token, choice, expert and rank of every copy of all ranks in both exchanges of every layer, as int64, and as much
         # again of one layer while it is laid out.
         routes += 64.0 * part.trace.tokens * part.trace.k * (part.trace.layers + 2)
+    # A scheduled plan has all experts in the host's memory, those fetched in slots, and the experts that followed each path.
+    scheduled = [plan for plan in instructions.plans if plan.reaction is not None]
+    in_host = len(scheduled) * 2.0 * pools[0]
+    known = 0.0 if profile is None else profile.experts.nbytes + len(scheduled) * 64.0 * profile.experts.size
+    fetched = sum(map(slots_to_fetch, scheduled)) * instructions.model.bytes_per_expert
+    on_gpu = instructions.device == "cuda"
     return RankMemory(
-        device=sum(pools) + outputs + at_work,
+        device=sum(pools) + outputs + at_work + fetched + (0.0 if on_gpu else in_host),
         compared=max(0.0, compared - at_work),
-        host=routes + sum(trace.experts.nbytes + 4.0 * trace.tokens for trace in traces),
+        host=routes + known + (in_host if on_gpu else 0.0) + sum(trace.experts.nbytes + 4.0 * trace.tokens for trace in traces),
         # Random numbers are made in 32 bits.
         through_host=4.0 * max(pool / model.bytes_per_number for pool, model in zip(pools, models, strict=False))
         + 4.0 * max(trace.tokens * model.d_model for trace, model in zip(traces, models, strict=True)),
@@ -164,7 +175,10 @@ def _at_work(part: Part) -> float:
     computed = max(part.received, LARGEST_MEASURED * part.trace.tokens * model.experts_per_token / part.placement.gpus)
     # Rows passed on for others lie in a pool: in each of two hops about as many as a rank sends or receives itself.
     copies = 9.0 if uses_nodes(part.plan) else 6.0
-    total = float(part.placement.slots.max()) * model.bytes_per_expert
+    held = float(part.placement.slots.max())
+    if part.plan.reaction is not None:
+        held = max(held, part.plan.reaction.max_experts_per_device)
+    total = held * model.bytes_per_expert
     total += copies * (part.sent + part.received) * model.bytes_per_token
     # Inner rows before, in and after the activation.
     total += computed * (model.ffn_matrices + 1) * model.d_ff * number

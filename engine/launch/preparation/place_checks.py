@@ -179,6 +179,8 @@ def traffic_check(launch: PreparedLaunch) -> Check:
     instructions, least, network = launch.instructions, 0.0, known_links(launch.instructions, START_UP).network
     models = (instructions.model, instructions.model_b or instructions.model)
     for plan in instructions.plans:
+        if plan.reaction is not None:  # its scheduler moves experts
+            continue
         placements = (plan.placement, plan.placement_b)
         sent = zip(launch.workloads, models, placements, strict=False)
         sent_by_model = (sent_bytes(*of_model, plan.travel, network) for of_model in sent)

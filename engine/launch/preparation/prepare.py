@@ -17,6 +17,7 @@ from engine.launch.preparation.launch import Check, Launch, PreparedLaunch
 from engine.launch.preparation.memory import RankMemory, memory_checks
 from engine.launch.preparation.place_checks import place_checks
 from engine.launch.preparation.replayed import routing_checks, routing_of_step
+from engine.launch.preparation.scheduled import Schedulers
 from engine.launch.preparation.settled import Attempt
 from engine.launch.rank.difference import in_words
 from engine.launch.rank.instructions import RankInstructions
@@ -76,6 +77,7 @@ def prepare_training(launch: Launch, devices: Devices) -> PreparedLaunch:
     chosen, memory = settled.first_that_fits(attempts())
     served = served_in_words(step, workload)
     checks = (*_checks(chosen.instructions, step, memory, launch.plans, devices, served), *_routing(launch, chosen))
+    checks = (*checks, *Schedulers.of(folded, launch.workload).checks(step.tokens))
     return PreparedLaunch(tuple(launch.plans), chosen.instructions, chosen.replayed, launch.limit, checks)
 
 

@@ -42,10 +42,11 @@ class Forward:
         for layer in range(model.layers):
             report(layer / model.layers, f"layer {layer + 1} of {model.layers}")
             with self.context.recorder.paused():
-                model.ready(layer)
+                self.prepare(layer)
             self.communicator.meet()
             model.gate(layer)
             self.communicator.meet()
+            self.after_gate(layer)
             model.exchange("dispatch", layer)
             self.communicator.meet()
             model.ffn(layer)
@@ -53,6 +54,17 @@ class Forward:
             model.exchange("combine", layer)
             self.communicator.meet()
             model.aggregate(layer)
+            self.after_layer(layer)
+
+    def prepare(self, layer: int) -> None:
+        """Prepare a layer while all clocks are stopped."""
+        self.model.ready(layer)
+
+    def after_gate(self, layer: int) -> None:
+        """Decide what follows from a layer's gate; the ranks have met before, and have to have met behind."""
+
+    def after_layer(self, layer: int) -> None:
+        """Wait for what has to be there before the next layer."""
 
     def difference(self) -> Difference | None:
         return self.model.difference()

@@ -25,6 +25,15 @@ def uses_nodes(plan: Plan) -> bool:
     return plan.send_order.mode == "two-tier" or (plan.travel is not None and plan.travel.unit == "node")
 
 
+def slots_to_fetch(plan: Plan) -> int:
+    """Slots of a rank for weights that a plan's scheduler has it fetch: for both hostings of a layer, and for the plan's own; 0
+    without a scheduler."""
+    if plan.reaction is None:
+        return 0
+    hosted = max(2 * plan.reaction.max_experts_per_device, int(plan.placement.slots.max()))
+    return min(plan.placement.experts, hosted)
+
+
 INSTRUCTIONS, TRACE, REPORT, MACHINE_TIMES = "spec.json", "trace.npz", "report.json", "calibration.json"
 """Files in the run folder: the input of the ranks, and the output of rank 0."""
 
@@ -47,11 +56,13 @@ class Tokens:
     experts: int16[token, layer, k], -1 = none
     source: int32[token], the rank that holds a token
     importance: float64[token, layer], see `RoutingTrace.importance`; None where no scores were recorded
+    profile: int16[token, layer, k], others of the recording, which a scheduler at run time has learnt from; None: there is none
     """
 
     experts: np.ndarray
     source: np.ndarray
     importance: np.ndarray | None = None
+    profile: np.ndarray | None = None
 
 
 class RankInstructions(Frozen):
@@ -90,12 +101,15 @@ class RankInstructions(Frozen):
         return "cuda" if self.gpus else "cpu"
 
 
-def write_instructions(folder: Path, instructions: RankInstructions, workloads: Sequence[Workload]) -> None:
+def write_instructions(
+    folder: Path, instructions: RankInstructions, workloads: Sequence[Workload], profile: RoutingTrace | None = None
+) -> None:
     """Write the two files. Raises InputError if the folder cannot be written.
 
     workloads: of the model and of a second one; only a routing log has tokens
+    profile: tokens that a scheduler at run time has learnt from
     """
-    arrays = {}
+    arrays = {} if profile is None else {"profile_0": profile.experts}
     for index, trace in enumerate(workloads):
         if isinstance(trace, RoutingTrace):
             arrays |= {f"experts_{index}": trace.experts, f"source_{index}": trace.rank_of_token(instructions.ranks)}
@@ -123,7 +137,8 @@ def writing(folder: Path) -> Iterator[None]:
 def read_instructions(folder: Path) -> tuple[RankInstructions, tuple[Tokens, ...]]:
     """Read the files of `write_instructions`."""
     with np.load(folder / TRACE, allow_pickle=False) as arrays:
-        known = (tuple(arrays.get(f"{name}_{index}") for name in ("experts", "source", "importance")) for index in range(2))
+        names = ("experts", "source", "importance", "profile")
+        known = (tuple(arrays.get(f"{name}_{index}") for name in names) for index in range(2))
         tokens = tuple(Tokens(*parts) for parts in known if parts[0] is not None)
     return RankInstructions.from_json((folder / INSTRUCTIONS).read_text(), INSTRUCTIONS), tokens
 

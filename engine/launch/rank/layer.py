@@ -37,11 +37,23 @@ class Weights:
         inward = self.pool.new_empty((len(experts), m.d_model, (m.ffn_matrices - 1) * m.d_ff))
         outward = self.pool.new_empty((len(experts), m.d_ff, m.d_model))
         for into, out, expert in zip(inward, outward, experts, strict=True):
-            begin = POOL_STRIDE * (layer * m.experts + expert)
-            middle = begin + into.numel()
-            into.copy_(self.pool[begin:middle].view_as(into))
-            out.copy_(self.pool[middle : middle + out.numel()].view_as(out))
-        return inward.mul_(m.d_model**-0.5), outward.mul_(m.d_ff**-0.5)
+            for span, matrix in zip(self.windows(layer, expert), (into, out), strict=True):
+                matrix.copy_(self.pool[span].view_as(matrix))
+        return tuple(matrices.mul_(scale) for matrices, scale in zip((inward, outward), self._scales, strict=True))
+
+    def windows(self, layer: int, expert: int) -> tuple[slice, slice]:
+        """The numbers of the pool that the inward and the outward matrix of an expert are made of."""
+        m, begin = self.model, POOL_STRIDE * (layer * self.model.experts + expert)
+        middle = begin + m.d_model * (m.ffn_matrices - 1) * m.d_ff
+        return slice(begin, middle), slice(middle, middle + m.d_ff * m.d_model)
+
+    def scaled_pools(self, device: str) -> list[torch.Tensor]:
+        """The pool as the numbers of inward and of outward matrices, on a device."""
+        return [(self.pool * scale).to(device) for scale in self._scales]
+
+    @property
+    def _scales(self) -> tuple[float, float]:
+        return self.model.d_model**-0.5, self.model.d_ff**-0.5
 
 
 def tokens_in(count: int, model: MoEModel, seed: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:

@@ -28,12 +28,22 @@ NETWORK = ("dispatch", "combine")
 
 
 @dataclass(frozen=True, eq=False)
-class Ready:
-    """The data of a layer that a rank prepares before its clock runs: indexes on its device, the weights of the experts
-    at work, and buffers for arriving rows.
+class ReadyForGate:
+    """The data of a layer's gate that a rank prepares before its clock runs.
 
     chosen: int64[token, k] of the tokens held
-    token: int64[row sent], its index among them
+    token: int64[row laid out], its index among them
+    """
+
+    chosen: torch.Tensor
+    token: torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Ready(ReadyForGate):
+    """The data of a whole layer: indexes on the rank's device, the weights of the experts at work, and buffers for arriving
+    rows.
+
     row: int64[copy computed], the row received that it is made of, in the order of the experts; the e-th expert at work
         has rows_of[e] of them
     ends: see `expert_ffns`
@@ -43,8 +53,6 @@ class Ready:
     place: int64[row received, k], the positions in that order of the copies made of it, where it serves several experts
     """
 
-    chosen: torch.Tensor
-    token: torch.Tensor
     row: torch.Tensor
     rows_of: list[int]
     ends: torch.Tensor | None
@@ -65,6 +73,7 @@ class Layers:
     communicator: carries its exchanges
     number: index of the model in the plan
     wires: {exchange: `Wire`} if the plan says how tokens travel, else empty: tensors are sent as they are
+    at_hand: gives the experts of a layer at work
     """
 
     def __init__(self, context: RankContext, plan: Plan, communicator: Communicator, number: int = 0) -> None:
@@ -76,17 +85,35 @@ class Layers:
         self.travel = plan.travel
         self.wires = {} if plan.travel is None else dict(zip(NETWORK, wires_of(plan.travel, self.model), strict=True))
         self.number_format = coarsest(self.model, plan)
-        self.weights = context.weights(self.model, self.layers)
+        self.weights = self.at_hand = context.weights(self.model, self.layers)
         self.home = self.homes(placement.gpu_of_expert)
-        self.routes: dict[str, list[Rows]] = {kind: [] for kind in NETWORK}
-        self.order: dict[str, list[list[Piece] | Hops]] = {kind: [] for kind in NETWORK}
+        self.send_order = order
+        self.routes: dict[str, list[Rows]] = {kind: [None] * self.layers for kind in NETWORK}
+        self.order: dict[str, list[list[Piece] | Hops]] = {kind: [None] * self.layers for kind in NETWORK}
         for layer in range(self.layers):
-            for kind, way in zip(NETWORK, self._routed(layer, placement), strict=True):
-                schedule = None if order.mode == "concurrent" else getattr(order, kind)[layer]
-                self.routes[kind].append(way)
-                self.order[kind].append(self._ordered(schedule, way))
+            self.place(layer, placement)
         self.x: torch.Tensor | None = None
         """[token held, d_model], by the tokens' numbers: at first the input of the first layer, at last the output."""
+
+    def place(self, layer: int, placement: Placement) -> None:
+        """Send a layer's rows to where its experts are."""
+        for kind, way in zip(NETWORK, self._routed(layer, placement), strict=True):
+            schedule = None if self.mode == "concurrent" else getattr(self.send_order, kind)[layer]
+            self.routes[kind][layer], self.order[kind][layer] = way, self._ordered(schedule, way)
+
+    def ready_for_gate(self, layer: int) -> None:
+        """Prepare the gate of a layer that is placed after it, by `settle`: until then every token has one row."""
+        self.forget()
+        held = self.held(layer)
+        chosen = self._on_device(self.experts[held, layer].astype(np.int64))
+        self._ready = ReadyForGate(chosen, torch.arange(len(held), device=self.context.device))
+
+    def settle(self, layer: int, placement: Placement) -> None:
+        """Place a layer after its gate, and prepare the rest of it while all clocks are stopped."""
+        rows = self.outgoing
+        self.place(layer, placement)
+        self.ready(layer)
+        self.outgoing = rows[self._ready.token]
 
     def _routed(self, layer: int, placement: Placement) -> tuple[Rows, Rows]:
         """Rows between ranks in a layer's dispatch and combine."""
@@ -100,6 +127,11 @@ class Layers:
         """All sends of an exchange."""
         tiers = self.context.instructions.tiers
         return ordered(self.mode, schedule, route.counts, None if tiers is None else tiers.network)
+
+    @property
+    def chosen(self) -> torch.Tensor:
+        """int64[token, k] on this rank's device: the experts that the gate of the layer at work chose, -1 = none."""
+        return self._ready.chosen
 
     @property
     def width(self) -> int:
@@ -156,7 +188,7 @@ class Layers:
     def _at_work(self, layer: int, counts: np.ndarray) -> dict[str, Any]:
         """rows_of, ends, inward and outward of `Ready`. counts: int64[expert] copies computed here."""
         at_work = np.flatnonzero(counts)
-        inward, outward = self.weights.experts(layer, at_work.tolist())
+        inward, outward = self.at_hand.experts(layer, at_work.tolist())
         grouped = len(at_work) and uses_grouped_gemms(
             self.context.device, self.weights.dtype, (inward.shape[2], *outward.shape[1:])
         )

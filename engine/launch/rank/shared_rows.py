@@ -34,21 +34,23 @@ class SharedRows(Layers):
     """
 
     stops: Stops
+    hosts: list[np.ndarray]
 
     def __init__(self, context: RankContext, plan: Plan, communicator: Communicator, number: int = 0) -> None:
-        placement, tokens = (plan.placement, plan.placement_b)[number], context.tokens[number]
-        self.stops = self._stops(context)
-        self.hosts = [
-            serving_gpus(placement, layer, tokens.experts[:, layer], plan.travel, tokens.source, self.stops)
-            for layer in range(placement.layers)
-        ]
+        self.stops, self.hosts = self._stops(context), [None] * plan.placement.layers
         super().__init__(context, plan, communicator, number)
 
     def _stops(self, context: RankContext) -> Stops:
         return Stops(np.arange(context.ranks))
 
     def _routed(self, layer: int, placement: Placement) -> tuple[Rows, Rows]:
-        return rows_of_ranks(self.hosts[layer], self.source, self.context.ranks)
+        return rows_of_ranks(self._served(layer, placement), self.source, self.context.ranks)
+
+    def _served(self, layer: int, placement: Placement) -> np.ndarray:
+        """`hosts` of a layer under a placement."""
+        hosts = serving_gpus(placement, layer, self.experts[:, layer], self.travel, self.source, self.stops)
+        self.hosts[layer] = hosts
+        return hosts
 
     def _tokens(self, layer: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """int64[row] tokens: of the rows that this rank sends in a layer, receives (and returns), and gets back."""
@@ -119,7 +121,7 @@ class RowsOfNodes(SharedRows):
     def _routed(self, layer: int, placement: Placement) -> tuple[Hops, Hops]:
         out, back = (float(wire.bytes) for wire in self.wires.values())
         context = self.context
-        hosts, backend = self.hosts[layer], context.instructions.backend
+        hosts, backend = self._served(layer, placement), context.instructions.backend
         return hops_of_layer(hosts, self.source, self.stops, (out, back), context.links, backend)
 
     def _ordered(self, schedule: Schedule | None, route: Hops) -> Hops:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from engine.timeline import KINDS, Timeline
+from engine.timeline import HOST_KINDS, KINDS, Timeline
 from engine.units import ratio, seconds
 
 
@@ -15,7 +15,8 @@ class Comparison:
     """Seconds per kind, per layer and in total, of two timelines of the same plan.
 
     In a forward pass a layer's or kind's seconds run from its first start to its last end, so waiting for the slowest
-    rank counts; in a training step, in which kinds overlap, they are those in which it runs, mean over the ranks.
+    rank counts; of a scheduler and its copies, which come twice in a layer, they are those in which some rank is at it. In a
+    training step, in which kinds overlap, they are those in which it runs, mean over the ranks.
 
     by_kind: columns kind, predicted, measured, ratio
     by_layer: layer, predicted, measured, ratio
@@ -80,6 +81,8 @@ def _of_pass(timeline: Timeline) -> tuple[pd.Series, pd.Series, float]:
     spans["seconds"] = spans["end"] - spans["start"]
     by_layer = pd.Series({layer: _seconds(own) for layer, own in spans.groupby("layer")}, dtype=float)
     by_kind = spans.groupby("kind", observed=True)["seconds"].sum()
+    for kind in by_kind.index.intersection(HOST_KINDS):
+        by_kind[kind] = sum(_seconds(own) for (_, _, which), own in grouped if which == kind)
     return by_kind, by_layer, timeline.total - _seconds(spans)
 
 

@@ -12,6 +12,7 @@ from engine.goal import Goal
 from engine.launch.preparation.launch import PreparedLaunch
 from engine.launch.rank.instructions import RankInstructions, in_turn
 from engine.launch.rank.links import known_links, links_of
+from engine.launch.results.scheduled import ASSUMED, Foreseen
 from engine.plan import Plan, Schedule, SendOrder
 from engine.problem import Problem
 from engine.runtime.exchange.hops import Hops, hops_of_layer
@@ -42,7 +43,7 @@ def fit_profile(measured: dict[str, list], device: str, instructions: RankInstru
 def predict(launch: PreparedLaunch, plan: Plan, profile: CostProfile, measured: dict[str, list]) -> Timeline:
     """The simulated timeline of one of a launch's plans: computation by the profile, sends at the rates and with the
     start-up of the ranks' links, and for one model step by step the ranks' meetings between the steps. Rows that spread
-    inside nodes go slice by slice, as the ranks send them.
+    inside nodes go slice by slice, as the ranks send them. The work of a plan's scheduler is in it, see `Foreseen`.
 
     measured: as returned by `measure_machine`
     """
@@ -56,6 +57,8 @@ def predict(launch: PreparedLaunch, plan: Plan, profile: CostProfile, measured: 
         problem = Problem(launch.workloads[0], _machine(profile, links), instructions.model, cost, step=instructions.step)
         return simulate(plan, problem)
     links = links_of(instructions, measured) or Links(np.ones(1))
+    foreseen = None if plan.reaction is None else Foreseen.of(plan, launch)
+    plan = plan if foreseen is None else foreseen.hosted(plan)
     plan = _as_executed(launch, plan, links)
     here, names = _machine(profile, links), tuple(f"rank {index}" for index in range(instructions.ranks))
     cost, second = AlphaBeta(profile.model_copy(update={"network": None})), None
@@ -65,6 +68,8 @@ def predict(launch: PreparedLaunch, plan: Plan, profile: CostProfile, measured: 
     if second is None:
         timeline = simulate(plan, problem)
         events = with_meetings(timeline.events, *(gap for _, gap in measured["meetings"]))
+        if foreseen is not None:
+            events = foreseen.added_to(events, problem, instructions.device == "cuda")
     else:  # the all-to-alls of two models overlap as far as the backend lets them
         problem.check_plan(plan)
         timeline = simulate_colocated(plan, loads_of(plan, problem), in_turn=in_turn(instructions, plan))
@@ -72,6 +77,8 @@ def predict(launch: PreparedLaunch, plan: Plan, profile: CostProfile, measured: 
     source = f"{AlphaBeta(profile).source}; {links.text}"
     if plan.travel is not None:
         source += f"; {plan.travel.in_words}"
+    if foreseen is not None:
+        source += f"; {ASSUMED}"
     return replace(timeline, events=events, resources=names, cost_source=source)
 
 

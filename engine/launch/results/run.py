@@ -17,8 +17,9 @@ from engine.launch.preparation.launch import PreparedLaunch
 from engine.launch.rank.difference import Difference
 from engine.launch.rank.instructions import MACHINE_TIMES, REPORT
 from engine.launch.results.prediction import fit_profile, predict
+from engine.launch.results.scheduled import Scheduled
 from engine.plan import Plan
-from engine.timeline import COLUMNS, KINDS, NETWORK_KINDS, STREAMS, Timeline
+from engine.timeline import COLUMNS, HOST_KINDS, KINDS, NETWORK_KINDS, STREAMS, Timeline
 
 
 def measured_timelines(folder: Path, ranks: int, plans: int, source: str) -> list[list[Timeline]]:
@@ -46,7 +47,8 @@ def measured_timelines(folder: Path, ranks: int, plans: int, source: str) -> lis
         begin = timed_pass["start"].min()
         timed_pass = timed_pass.assign(end=timed_pass["end"] - begin, start=timed_pass["start"] - begin)
         timed_pass = timed_pass.sort_values("start", ignore_index=True)
-        stream = np.where(timed_pass["kind"].isin(NETWORK_KINDS), "network", "compute")
+        on = [timed_pass["kind"].isin(kinds) for kinds in (NETWORK_KINDS, HOST_KINDS)]
+        stream = np.select(on, ["network", "host"], "compute")
         frame = timed_pass.rename(columns={"src": "resource", "dst": "peer"}).assign(
             kind=pd.Categorical(timed_pass["kind"], categories=list(KINDS)),
             stream=pd.Categorical(stream, categories=list(STREAMS)),
@@ -77,6 +79,7 @@ class MeasuredPlan:
     measured: the pass of median length
     totals: seconds of every timed pass
     difference: from the unplanned output
+    scheduled: the work of its scheduler, if one ran
     """
 
     plan: Plan
@@ -84,6 +87,7 @@ class MeasuredPlan:
     measured: Timeline
     totals: tuple[float, ...]
     difference: Difference
+    scheduled: Scheduled | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,9 +126,13 @@ def read_run(launch: PreparedLaunch, folder: Path, cores: int | None = None) -> 
     profile = fit_profile(machine_times, outcome["device"], instructions, cores or len(os.sched_getaffinity(0)))
     passes = measured_timelines(folder, instructions.ranks, len(instructions.plans), outcome["device"])
     measured_plans = []
-    for plan, folded, timelines, difference in zip(launch.plans, instructions.plans, passes, differences, strict=True):
+    decided = outcome.get("decisions") or [[] for _ in launch.plans]
+    each = zip(launch.plans, instructions.plans, passes, differences, decided, strict=True)
+    for plan, folded, timelines, difference, decisions in each:
         totals = tuple(timeline.total for timeline in timelines)
         middle = int(np.argsort(totals)[len(totals) // 2])
         predicted = predict(launch, folded, profile, machine_times)
-        measured_plans.append(MeasuredPlan(plan, predicted, timelines[middle], totals, difference))
+        measured = timelines[middle]
+        scheduled = Scheduled.of(decisions, predicted, measured) if decisions else None
+        measured_plans.append(MeasuredPlan(plan, predicted, measured, totals, difference, scheduled))
     return Run(tuple(measured_plans), outcome["device"], launch.tokens, profile, outcome["clock_error"], launch.routing)

@@ -162,7 +162,7 @@ def new_run_folder(launch: PreparedLaunch) -> Iterator[Path]:
 
 def write(launch: PreparedLaunch, folder: Path) -> None:
     """Write the run folder: all that the job and a reader of its results need."""
-    write_instructions(folder, launch.instructions, launch.workloads)
+    write_instructions(folder, launch.instructions, launch.workloads, launch.profile)
     names = tuple(workload.name for workload in launch.workloads)
     more = {"limit": launch.limit, "routing": launch.routing}
     _save(folder, ClusterJob(destination=launch.destination, plans=launch.plans, workloads=names, **more))
@@ -282,7 +282,9 @@ def collect(folder: Path) -> Run:
     if not workloads:  # a step with balanced routing
         workloads = (balanced_load(instructions.model),)
     made = (Check(ROUTING, True, job.routing),) if job.routing else ()
-    launch = PreparedLaunch(job.plans, instructions, workloads, job.limit, made, destination=job.destination)
+    known = next((replayed.profile for replayed in tokens if replayed.profile is not None), None)
+    profile = None if known is None else RoutingTrace("profile", known, instructions.model.experts)
+    launch = PreparedLaunch(job.plans, instructions, workloads, job.limit, made, destination=job.destination, profile=profile)
     return read_run(launch, folder, cores=job.destination.devices.cores)
 
 

@@ -41,7 +41,7 @@ def run_here(launch: PreparedLaunch, folder: Path, stop: Stop, report) -> Run:
     launch.check()
     ranks = launch.instructions.ranks
     with alone(), launch.testbed or contextlib.nullcontext():
-        write_instructions(folder, launch.instructions, launch.workloads)
+        write_instructions(folder, launch.instructions, launch.workloads, launch.profile)
         commands = commands_of(WORKER, ranks, folder, launch.testbed)
         run_processes(commands, ranks, launch.limit, folder, stop, report)
     return read_run(launch, folder)
