@@ -16,7 +16,7 @@ import plotly.graph_objects as go
 from app.charts import theme
 from engine.cluster import Cluster
 from engine.simulate.events import last_of_steps
-from engine.timeline import Timeline
+from engine.timeline import HOST_KINDS, Timeline
 from engine.units import TIME, scale_of, seconds, share, size
 
 MOST_BARS = 5000
@@ -140,7 +140,7 @@ def _bars(events: pd.DataFrame, timeline: Timeline, factor: float, named: set[st
             "x": (events_of_kind["end"] - events_of_kind["start"]).to_numpy() / factor,
             "base": events_of_kind["start"].to_numpy() / factor,
             "y": events_of_kind["resource"].to_numpy() + _lane_shift(events_of_kind),
-            "width": 0.36,
+            "width": 0.14 if kind in HOST_KINDS else 0.36,
             "orientation": "h",
             "marker": theme.bar(kind, timeline.source == "simulated", hatched=model > 0),
             "name": name,
@@ -210,8 +210,8 @@ def _lane_axis(names: tuple[str, ...], every: int) -> Drawn:
 
 
 def _lane_shift(events: pd.DataFrame) -> np.ndarray:
-    """The network lane lies in the upper half of a GPU's row, computation in the lower half."""
-    return np.where(events["stream"] == "network", -0.2, 0.2)
+    """The network lane lies in the upper half of a GPU's row, computation in the lower half, and its host's work between them."""
+    return np.select([events["stream"] == "network", events["stream"] == "host"], [-0.2, 0.0], 0.2)
 
 
 def _hover(events: pd.DataFrame, names: list[str], second: str) -> list[str]:

@@ -22,6 +22,9 @@ KIND_COLOURS = {
     "prompt_gather": "#7A5615",
     "attention": "#E69F00",
     "host_copy": "#6B7A8F",
+    "estimate": "#D55E00",
+    "schedule": "#882255",
+    "check": "#EE8866",
 }
 KIND_TITLES = {
     "dense": "Attention, dense compute",
@@ -38,6 +41,9 @@ KIND_TITLES = {
     "dw": "dW, gradient of weights",
     "all_reduce": "All-reduce",
     "host_copy": "Host: copies, update",
+    "estimate": "Scheduler: estimate",
+    "schedule": "Scheduler: hosting",
+    "check": "Scheduler: check",
 }
 """Title of every kind of event, in the order in which every legend and chart has them, which is that of PARTS."""
 

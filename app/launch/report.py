@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import streamlit as st
 
-from app import cached, failing, kept, timeline, widgets
+from app import cached, failing, kept, tables, timeline, widgets
 from app.charts import gantt as gantt_charts
 from app.charts import launch as charts
 from app.charts import step as step_charts
@@ -20,7 +20,7 @@ from app.launch.history import Launched
 from app.tables import plain, sentence
 from engine import units
 from engine.errors import InputError
-from engine.jobs.launches import LaunchAnswer, LaunchedPlan
+from engine.jobs.launches import KeptScheduler, LaunchAnswer, LaunchedPlan
 from engine.jobs.runner import Job, State
 from engine.launch.preparation.launch import PLACES, Launch, plans_in
 from engine.launch.preparation.prepare import prepare
@@ -155,6 +155,8 @@ def _measured(launch: Launched) -> None:
     total = (run.predicted_seconds, run.measured_seconds)
     _steps_and_layers(run, total, key)
     _figures(run, report)
+    if run.scheduler is not None:
+        _scheduler(run.scheduler)
     predicted, measured = timelines(launch, chosen)
     pair = {f"Predicted for {_here(launch)}": predicted, "Measured": measured}
     if measured.labels is None:
@@ -232,6 +234,15 @@ def _figures(run: LaunchedPlan, report: LaunchAnswer) -> None:
             units.seconds(report.clock_error) if report.clock_error else "same clock",
             help="by how much the clocks of two ranks may differ; ranks on one machine share its clock",
         )
+
+
+def _scheduler(scheduler: KeptScheduler) -> None:
+    """The work of a plan's scheduler at run time, piece by piece."""
+    st.caption(f"{sentence(scheduler.text)} Times are of the slowest rank in every layer, summed over the layers.")
+    columns = {"Of the scheduler": list(scheduler.piece)}
+    for title, column in (("Predicted", scheduler.predicted), ("Measured", scheduler.measured)):
+        columns[title] = [units.seconds(seconds) for seconds in column]
+    tables.show(columns, hide_index=True, width="content", alt="Pieces of the scheduler's work")
 
 
 def _gantt_of_layers(pair: dict[str, Timeline], key: str) -> None:

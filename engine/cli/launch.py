@@ -12,7 +12,7 @@ from engine.cli.arguments import CLUSTER
 from engine.cli.inputs import cluster_of, drawn_cluster, inputs_of, second_of, step_of
 from engine.cli.output import answer, progress, stopped_by_signals, table
 from engine.errors import InputError
-from engine.jobs.launches import ByLayer, LaunchAnswer, LaunchedPlan, describe_run
+from engine.jobs.launches import ByLayer, KeptScheduler, LaunchAnswer, LaunchedPlan, describe_run
 from engine.launch.places.destination import CPUS_PER_RANK, MEMORY_PER_RANK, SCHEDULERS, Destination, as_drawn, gpus_of
 from engine.launch.preparation.launch import Launch, PreparedLaunch
 from engine.launch.preparation.prepare import prepare
@@ -186,11 +186,20 @@ def _launched_plan(run: LaunchedPlan) -> str:
         table(["step", "predicted", "measured", "measured / predicted"], rows),
         *filter(None, [furthest(kinds.kind, kinds.predicted, kinds.measured)]),
         *_launched_layers(run.by_layer),
+        *_launched_scheduler(run.scheduler),
         f"differs from the unplanned computation by {run.difference:.2g} of its largest number (rounding explains up to "
         f"{run.allowed_difference:.2g})",
         f"predicted with {run.predicted['cost_source']}",
     ]
     return "\n".join(lines)
+
+
+def _launched_scheduler(scheduler: KeptScheduler | None) -> list[str]:
+    if scheduler is None:
+        return []
+    columns = zip(scheduler.piece, scheduler.predicted, scheduler.measured, strict=True)
+    rows = [[piece, seconds(predicted), seconds(measured)] for piece, predicted, measured in columns]
+    return [f"{scheduler.text}; slowest rank of every layer:", table(["of the scheduler", "predicted", "measured"], rows)]
 
 
 def _spread(run: LaunchedPlan) -> str:

@@ -29,6 +29,7 @@ from engine.launch.rank.instructions import BEGINS, COMPARED
 from engine.launch.results.comparison import compare
 from engine.launch.results.preference import prefer
 from engine.launch.results.run import MeasuredPlan, Run
+from engine.launch.results.scheduled import Scheduled
 from engine.launch.running.local import run
 from engine.schema import Frozen
 from engine.timeline import Timeline
@@ -109,12 +110,22 @@ TimelineJson = Annotated[Document, SkipValidation]
 """A `Timeline` as JSON. It is opened when it is drawn: it may have millions of events."""
 
 
+class KeptScheduler(Answer):
+    """The work of a plan's scheduler in words, and the seconds of its pieces, a column a field; see `Scheduled`."""
+
+    text: str
+    piece: tuple[str, ...]
+    predicted: Numbers
+    measured: Numbers
+
+
 class LaunchedPlan(Answer):
     """One plan as predicted and as measured. Fields that may be None are not in answers of every version.
 
     plan: id; waiting_seconds, predicted_waiting_seconds: see `launch.results.comparison`; pass_seconds: of every timed pass
     difference: largest difference of the output from the unplanned computation, relative to its largest number
     allowed_difference: that rounding explains
+    scheduler: the work of its scheduler, if one ran
     """
 
     plan: str | None = None
@@ -130,6 +141,7 @@ class LaunchedPlan(Answer):
     pass_seconds: tuple[float, ...]
     difference: float
     allowed_difference: float | None = None
+    scheduler: KeptScheduler | None = Field(default=None, exclude_if=lambda scheduler: scheduler is None)
 
     def timelines(self) -> tuple[Timeline, Timeline]:
         """The predicted and the measured timeline."""
@@ -291,7 +303,13 @@ def _describe_plan(measured: MeasuredPlan) -> LaunchedPlan:
         pass_seconds=tuple(measured.totals),
         difference=measured.difference.error,
         allowed_difference=measured.difference.allowed,
+        scheduler=None if measured.scheduled is None else _describe_scheduler(measured.scheduled),
     )
+
+
+def _describe_scheduler(scheduled: Scheduled) -> KeptScheduler:
+    piece, predicted, measured = zip(*scheduled.pieces, strict=True)
+    return KeptScheduler(text=scheduled.in_words, piece=piece, predicted=predicted, measured=measured)
 
 
 NAMES = {

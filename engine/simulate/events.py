@@ -31,10 +31,11 @@ MOST_SENDS = 200_000
 
 def last_of_steps(events: pd.DataFrame) -> pd.DataFrame:
     """The event that ends last in every step (a kind in a layer of a model), by its end; `seconds` is the distance to the end
-    of the step before, so that they add up to the whole.
+    of the step before, so that they add up to the whole. A scheduler's work on the host is no step: most of it is hidden.
 
     events: of a `Timeline`
     """
+    events = events[events["stream"] != "host"]
     last = events.loc[events.groupby(STEP, observed=True)["end"].idxmax()].sort_values("end")
     begin = events["start"].min() if len(events) else 0.0
     return last.assign(seconds=np.diff(last["end"].to_numpy(), prepend=begin))

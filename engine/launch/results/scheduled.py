@@ -152,15 +152,15 @@ class Scheduled:
         )
 
     @property
-    def lines(self) -> list[str]:
+    def in_words(self) -> str:
         """The finding in words."""
         anew = sum(decision.predicted is not None for decision in self.decisions)
         again = sum(decision.off for decision in self.decisions)
-        text = f"its scheduler hosted {anew} of {len(self.decisions)} MoE layers anew, {again} of them again after the gate"
+        text = f"the scheduler hosted {anew} of {len(self.decisions)} MoE layers anew, {again} of them again after the gate"
         before, after = self.fetched
         weights = f"{size(after)} of weights were fetched out of host memory"
         weights += "" if before == after else f" (foreseen: {size(before)})"
-        return [f"{text}; {weights}: all as foreseen" if self.as_foreseen else f"{text}; {weights}: not as foreseen"]
+        return f"{text}; {weights}: {'all as' if self.as_foreseen else 'other than'} foreseen"
 
 
 def _seconds(events: pd.DataFrame) -> dict[tuple[str, bool], float]:
