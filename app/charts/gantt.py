@@ -210,7 +210,7 @@ def _lane_axis(names: tuple[str, ...], every: int) -> Drawn:
 
 
 def _lane_shift(events: pd.DataFrame) -> np.ndarray:
-    """The network lane lies in the upper half of a GPU's row, computation in the lower half, and its host's work between them."""
+    """The network lane lies in the upper half of a GPU's row, computation in the lower half, its host's work between them."""
     return np.select([events["stream"] == "network", events["stream"] == "host"], [-0.2, 0.0], 0.2)
 
 
