@@ -1,5 +1,5 @@
-"""The launches of the check: every order of one model and of two, and training steps under every policy. Which kind of event
-takes how much longer than predicted is a figure, not a fault: a fault is an outcome that differs, or none."""
+"""The launches of the check: every order of one model and of two, Lina's scheduler, and training steps under every policy.
+Which kind of event takes how much longer than predicted is a figure, no fault: a fault is an outcome that differs, or none."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from engine.launch.results.comparison import compare
 from engine.launch.results.run import MeasuredPlan
 from engine.launch.running.local import run_here, temporary_folder
 from engine.model import MoEModel
-from engine.plan import Plan, Priority
+from engine.plan import Plan, Priority, Reaction
 from engine.problem import make_problem
 from engine.result import never
 from engine.simulate.streams import POLICIES
@@ -23,7 +23,7 @@ from engine.systems import TRAINING, run
 from engine.systems.base import silent
 from engine.training import TrainingStep, balanced_load
 from engine.units import seconds, share, signed
-from tests.cases.launch_plans import MODES, beside, blocks, coherent, plan_in, skewed
+from tests.cases.launch_plans import MODES, beside, blocks, coherent, plan_in, plan_with, skewed
 from tests.gpu.table import Finding, SkipError, needs
 
 FAR = 0.25
@@ -70,6 +70,15 @@ def two_models(ranks: int, sizes: Sizes) -> Launch:
     return Launch(tuple(plans), trace, model, second=(second, other), ranks=ranks, repeats=sizes.repeats)
 
 
+def schedulers(ranks: int, sizes: Sizes) -> Launch:
+    """Blocks of experts, hosted anew for every batch by Lina's scheduler."""
+    model = _model(ranks, sizes)
+    trace, where = skewed(2 * sizes.tokens, model), blocks(model, _gpus(ranks))
+    settings = {"path_length": 1, "top_k": 2, "check_experts": 4, "max_experts_per_device": model.experts}
+    plan = plan_with(where, name="Lina", reaction=Reaction(**settings, batch=sizes.tokens))
+    return Launch((plan,), trace, model, ranks=ranks, repeats=sizes.repeats)
+
+
 def policies(ranks: int, sizes: Sizes) -> Launch:
     """A training step in pipelines, its all-reduces under every policy."""
     plan, launch = _step("pipemoe", ranks, sizes)
@@ -88,6 +97,7 @@ def lancet(ranks: int, sizes: Sizes) -> Launch:
 CASES: Mapping[str, Callable[[int, Sizes], Launch]] = {
     "one model": orders,
     "two models": two_models,
+    "Lina's scheduler": schedulers,
     "training step": policies,
     "training step by Lancet": lancet,
 }

@@ -16,6 +16,7 @@ HOST = Devices(gpus=(), memory=(), cores=2, host_memory=8 * GIB)
 PLANS = {
     "one model": [*MODES, "coherent matched", "coherent concurrent"],
     "two models": [f"{mode} beside {mode}" for mode in MODES if mode != "shared"],
+    "Lina's scheduler": ["Lina"],
     "training step": list(POLICIES),
     "training step by Lancet": ["Lancet"],
 }
