@@ -339,7 +339,7 @@ def test_the_prediction_waits_for_what_is_not_hidden(monkeypatch):
         Decision(blocks_of_two, ((0, 1, 2, 3, 5), (4, 6, 7)), True),
     ]
     problem = Problem(trace, cluster_of(*[make_gpu()] * 2), model, Datasheet())
-    after = Foreseen(scheduler, decisions).added_to(events, problem, on_gpus=True)
+    after = Foreseen(scheduler, decisions).added_to(events, problem, on_gpus=True, stop=0.0)
 
     def span(kind: str, layer: int, rank: int = 0) -> list[tuple[float, float]]:
         chosen = after[(after["kind"] == kind) & (after["layer"] == layer) & (after["resource"] == rank)]
@@ -358,3 +358,5 @@ def test_the_prediction_waits_for_what_is_not_hidden(monkeypatch):
         ("check", True): 4.5, ("schedule", True): 3, ("host_copy", True): 5,
     }  # fmt: skip
     assert Timeline(after, ("a", "b"), "simulated", "by hand").total == 34.5
+    stopped = Foreseen(scheduler, decisions).added_to(events, problem, on_gpus=True, stop=1.0)
+    assert Timeline(stopped, ("a", "b"), "simulated", "by hand").total == 36.5

@@ -67,9 +67,10 @@ def predict(launch: PreparedLaunch, plan: Plan, profile: CostProfile, measured: 
     problem = Problem(launch.workloads[0], here, instructions.model, cost, second, runs_attention=False)
     if second is None:
         timeline = simulate(plan, problem)
-        events = with_meetings(timeline.events, *(gap for _, gap in measured["meetings"]))
+        within, between = (gap for _, gap in measured["meetings"])
+        events = with_meetings(timeline.events, within, between)
         if foreseen is not None:
-            events = foreseen.added_to(events, problem, instructions.device == "cuda")
+            events = foreseen.added_to(events, problem, instructions.device == "cuda", between)
     else:  # the all-to-alls of two models overlap as far as the backend lets them
         problem.check_plan(plan)
         timeline = simulate_colocated(plan, loads_of(plan, problem), in_turn=in_turn(instructions, plan))

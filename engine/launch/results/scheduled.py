@@ -42,7 +42,7 @@ PIECES = {
     ("estimate", False): "estimate of the next layer",
     ("schedule", False): "hosting for the estimate",
     ("host_copy", False): "weights for the estimate",
-    ("waited", False): "waited for these behind the layer",
+    ("waited", False): "waited for them after the layer",
     ("check", True): "check after the gate",
     ("schedule", True): "hosting again",
     ("host_copy", True): "weights again",
@@ -71,11 +71,12 @@ class Foreseen:
         placement = Placement(experts=plan.placement.experts, experts_of_gpu=rows, model_layers=layers)
         return plan.with_parts(placement=placement, reaction=None)
 
-    def added_to(self, events: pd.DataFrame, problem: Problem, on_gpus: bool) -> pd.DataFrame:
+    def added_to(self, events: pd.DataFrame, problem: Problem, on_gpus: bool, stop: float) -> pd.DataFrame:
         """The events of the hosted plan (see `Timeline.events`) with the scheduler's, and late by what is waited for. Phase one
         begins behind the gate of the layer before, when its choices are counted, and phase two behind the layer's own.
 
         problem: with the ranks as its cluster
+        stop: seconds between two steps for which the clocks are stopped, as behind phase two
         """
         weights, rate = problem.model.bytes_per_expert, HOST_BANDWIDTH
         if not on_gpus:  # read and written in the same memory; of many bytes, as a copy starts sooner than what was measured
@@ -105,6 +106,8 @@ class Foreseen:
                 now = log("check", at, gated, counting if decision.off else checking)
             if decision.off:
                 now = hosted(at, now, decision.hosting, decision.predicted)
+            if decision.predicted is not None:
+                now += stop
             late[at] = waited = waited + now - gated
             following = self.decisions[at + 1].predicted if at + 1 < len(self.decisions) else None
             if following is not None:
