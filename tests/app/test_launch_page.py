@@ -445,3 +445,15 @@ def test_a_training_step_is_reported_on_its_own_kind_of_timeline(app: AppTest, m
     (job.folder / RESULT).write_text(json.dumps(result))
     show(app, job)
     assert any(control.label == "Part of the step" for control in app.segmented_control) and not app.slider
+
+
+def test_the_pieces_of_a_schedulers_work_are_shown(app: AppTest, monkeypatch: pytest.MonkeyPatch):
+    job = finish(request_of(replace(wanted(app), plans=app.plans[:1]), store.data_folder()), 1.2, monkeypatch)
+    result = job.result
+    work = {"text": "the scheduler hosted 5 of 8 layers anew", "piece": ["check after the gate"], "predicted": [1e-3]}
+    result["runs"][0]["scheduler"] = work | {"measured": [2e-3]}
+    (job.folder / RESULT).write_text(json.dumps(result))
+    show(app, job)
+    assert "The scheduler hosted 5 of 8 layers anew. Times are of the slowest rank" in said(app.caption)
+    (pieces,) = [table.value for table in app.dataframe if "Of the scheduler" in table.value]
+    assert pieces.iloc[0].tolist() == ["check after the gate", "1 ms", "2 ms"]
