@@ -36,7 +36,7 @@ from engine.workload import ExpertLoad, RoutingTrace
 from tests.cases import launches
 from tests.cases.cluster_launches import destination, launch_for
 from tests.cases.launch_plans import beside, blocks, coherent, plan_with
-from tests.cases.samples import chained, problem_of
+from tests.cases.samples import chained, in_nodes, problem_of
 from tests.cases.training import plan_of as step_plan_of
 from tests.cases.training import problem_of as step_problem
 from tests.strategies import cluster_of, make_gpu
@@ -55,14 +55,14 @@ def recording() -> RoutingTrace:
 
 @pytest.fixture(scope="module")
 def launch() -> PreparedLaunch:
-    """Lina's plan as its system makes it, the same in two ways of travel, and contiguous blocks, on four ranks."""
-    trace = recording()
-    problem = problem_of(trace, cluster_of(*[make_gpu()] * GPUS))
+    """Lina's plan as its system makes it, the same in three ways of travel, and blocks, on four ranks of two nodes."""
+    trace, nodes = recording(), in_nodes(GPUS, 2, 1e7)
+    problem = problem_of(trace, nodes)
     options = {"path_length": FIRST, "batch_tokens": BATCH, "top_k": 3, "scheduler": True}
     plan = plan_by(SYSTEMS["lina"], problem, options).result.solution
-    shared = plan.with_parts(name="shared rows", travel=Travel(unit="gpu"))
-    plans = (plan, shared, plan_with(blocks(MODEL, GPUS), name="blocks"))
-    return prepare_inference(Launch(plans, trace, MODEL, ranks=GPUS, repeats=2), launches.HOST)
+    shared = [plan.with_parts(name=f"rows of {unit}s", travel=Travel(unit=unit)) for unit in ("gpu", "node")]
+    plans = (plan, *shared, plan_with(blocks(MODEL, GPUS), name="blocks"))
+    return prepare_inference(Launch(plans, trace, MODEL, nodes, ranks=GPUS, repeats=1), launches.HOST)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def finished(launch, launch_once) -> Run:
 
 @pytest.fixture(scope="module")
 def scheduled(finished) -> tuple[MeasuredPlan, ...]:
-    return finished.runs[:2]
+    return finished.runs[:3]
 
 
 def fetched_by_hand(decisions: list[Decision]) -> dict[tuple[int, int], int]:
@@ -89,7 +89,7 @@ def fetched_by_hand(decisions: list[Decision]) -> dict[tuple[int, int], int]:
 
 
 def test_the_outcome_is_that_of_the_unplanned_computation(finished):
-    assert [run.scheduled is not None for run in finished.runs] == [True, True, False]
+    assert [run.scheduled is not None for run in finished.runs] == [True, True, True, False]
     assert all(run.difference.error <= 1e-5 for run in finished.runs)
 
 
@@ -179,10 +179,10 @@ def test_the_report_has_each_piece_as_predicted_and_as_measured(finished, schedu
         assert f"3 of 5 MoE layers anew, {again} of them again after the gate" in run.scheduled.in_words
         assert run.scheduled.in_words.endswith("all as foreseen")
     answer = describe_run(finished)
-    assert LaunchAnswer.from_json(answer.to_json(), "answer") == answer and answer.runs[2].scheduler is None
+    assert LaunchAnswer.from_json(answer.to_json(), "answer") == answer and answer.runs[3].scheduler is None
     text = as_text(answer)
-    assert text.count("the scheduler hosted 3 of 5") == 2 and text.count("hosting again") == 2
-    assert text.count(results.ASSUMED) == 2 and "(assumed)" in results.ASSUMED
+    assert text.count("the scheduler hosted 3 of 5") == 3 and text.count("hosting again") == 3
+    assert text.count(results.ASSUMED) == 3 and "(assumed)" in results.ASSUMED
     other = results.Scheduled(run.scheduled.decisions, False, (1e6, 2e6), ())
     assert other.in_words.endswith("2 MB of weights were fetched out of host memory (foreseen: 1 MB): other than foreseen")
 
@@ -209,7 +209,7 @@ def test_a_pass_is_a_batch_that_the_scheduler_has_not_seen(launch):
     np.testing.assert_array_equal(launch.profile.experts, trace.experts[:260])
     np.testing.assert_array_equal(launch.workloads[0].experts, trace.experts[260 : 260 + BATCH])
     lines = [check.text for check in launch.checks if check.name == "Scheduler"]
-    assert len(lines) == 2 and "a batch of 120 tokens" in lines[0] and "MoE layers 2 to 4" in lines[0]
+    assert len(lines) == 3 and "a batch of 120 tokens" in lines[0] and "MoE layers 2 to 4" in lines[0]
     fewer = ready(reacting(), tokens=50)
     assert fewer.workloads[0].tokens == 50 and "a batch of 50 tokens" in scheduler_line(fewer)
     folded = ready(reacting(), ranks=2)
