@@ -20,6 +20,7 @@ from engine.launch.rank.instructions import REPORT, read_instructions, write_ins
 from engine.launch.rank.layer import Weights
 from engine.launch.rank.scheduled import FetchedWeights, in_thread
 from engine.launch.results import scheduled as results
+from engine.launch.results.comparison import compare
 from engine.launch.results.run import MeasuredPlan, Run
 from engine.launch.results.scheduled import PIECES, Foreseen
 from engine.launch.running import clusters
@@ -27,6 +28,7 @@ from engine.model import MoEModel
 from engine.plan import Plan, Reaction, Travel
 from engine.problem import Problem
 from engine.runtime.exchange.routes import route
+from engine.simulate.events import last_of_steps
 from engine.simulate.scheduler import HOST_BANDWIDTH, Decision, Scheduler, TwoPhaseOptions, options_of
 from engine.simulate.two_phase import two_phase
 from engine.systems import SYSTEMS
@@ -358,5 +360,10 @@ def test_the_prediction_waits_for_what_is_not_hidden(monkeypatch):
         ("check", True): 4.5, ("schedule", True): 3, ("host_copy", True): 5,
     }  # fmt: skip
     assert Timeline(after, ("a", "b"), "simulated", "by hand").total == 34.5
+    # Of a scheduler and its copies, which come several times in a layer, all seconds count, and no step waits for hidden ones.
+    as_one = Timeline(after.assign(layer=0), ("a", "b"), "simulated", "by hand")
+    by_kind = compare(as_one, as_one).by_kind.set_index("kind")["predicted"]
+    assert (by_kind["estimate"], by_kind["schedule"], by_kind["check"], by_kind["host_copy"]) == (4, 9, 4.5, 10)
+    assert set(last_of_steps(after)["kind"]) == {"gate", "ffn"} and last_of_steps(after)["seconds"].sum() == 34.5
     stopped = Foreseen(scheduler, decisions).added_to(events, problem, on_gpus=True, stop=1.0)
     assert Timeline(stopped, ("a", "b"), "simulated", "by hand").total == 36.5
