@@ -46,24 +46,30 @@ def words_of(model: torch.nn.Module, rank: int, count: int) -> torch.Tensor:
     return model.generate(own_tokens(rank), max_new_tokens=count, do_sample=False)
 
 
-def live(family: str, plans: dict[str, str], rank: int) -> dict:
-    """The answers of a model of a family under each plan, compared with the plain one's."""
+def live(family: str, plans: dict[str, str], folder: Path, rank: int) -> dict:
+    """The answers and gradients of a model of a family under each plan, compared with the plain one's, as `apply_plan` makes it
+    and as it comes out of a folder."""
     plain, outcome = model_of(family), {}
     wanted = logits_of(plain, rank), words_of(plain, rank, WORDS)
-    for name, plan in plans.items():
-        model = apply_plan(model_of(family), Plan.model_validate_json(plan))
+    for other in range(RANKS):
+        loss_of(plain, other).backward()
+    for name, text in plans.items():
+        plan = Plan.model_validate_json(text)
+        model = apply_plan(model_of(family), plan)
         count = ENDS[rank] if name == "linear" else WORDS
         words = words_of(model, rank, count)
         outcome[name] = {
             "logits": relative(logits_of(model, rank), wanted[0]),
             "same words": torch.equal(words, wanted[1][:, : words.shape[1]]) and words.shape[1] == 5 + rank + count,
+            "gradients": one_step(model, plain, plan, rank),
             "numbers": sum(parameter.numel() for parameter in model.parameters()),
+            "loaded": loaded(folder / family, plan, rank, wanted[0]),
         }
     return outcome
 
 
-def loaded(family: str, folder: Path, plan: Plan, rank: int) -> dict:
-    """The same of a model out of a folder, and the tensors that were read of it."""
+def loaded(folder: Path, plan: Plan, rank: int, wanted: torch.Tensor) -> dict:
+    """The logits of a model out of a folder, compared with those wanted, and the tensors that were read of it."""
     read, copy = [], Reader.copy
 
     def noted(self: Reader, name: str, place: torch.Tensor, row: int | None = None) -> None:
@@ -72,25 +78,30 @@ def loaded(family: str, folder: Path, plan: Plan, rank: int) -> dict:
 
     with mock.patch.object(Reader, "copy", noted):
         model = load_planned(folder, plan)
-    return {"logits": relative(logits_of(model, rank), logits_of(model_of(family), rank)), "read": read}
+    return {"logits": relative(logits_of(model, rank), wanted), "read": read}
 
 
-def one_step(family: str, plan: Plan, rank: int) -> float:
-    """The largest relative difference of a gradient from that of the plain model for the sum of all ranks' losses."""
-    plain, model = model_of(family), apply_plan(model_of(family), plan)
-    for other in range(RANKS):
-        plain(own_tokens(other)).logits.square().mean().backward()
-    model(own_tokens(rank)).logits.square().mean().backward()
+def loss_of(model: torch.nn.Module, rank: int) -> torch.Tensor:
+    """The loss of a training step on the tokens of a rank."""
+    tokens = own_tokens(rank)
+    return model.train()(tokens, labels=tokens).loss
+
+
+def one_step(model: torch.nn.Module, plain: torch.nn.Module, plan: Plan, rank: int) -> float:
+    """The largest difference of a gradient from the plain model's, which has that of the sum of all ranks' losses, relative to
+    the largest number of the whole parameter's."""
+    loss_of(model, rank).backward()
     reduce_gradients(model)
     wanted, differences = dict(plain.named_parameters()), []
     for name, parameter in model.named_parameters():
         whole = name.replace(".experts.experts.", ".experts.")
-        theirs = wanted[whole].grad
+        of_all = theirs = wanted[whole].grad
         if whole != name:
             layer = int(name.split(".")[2])
             held = plan.placement.experts_of_gpu[plan.placement.model_layers.index(layer)][rank]
-            theirs = theirs[list(dict.fromkeys(held))]
-        differences.append(relative(parameter.grad, theirs))
+            theirs = of_all[list(dict.fromkeys(held))]
+        assert parameter.grad.shape == theirs.shape and of_all.any(), name
+        differences.append(float((parameter.grad - theirs).abs().amax() / of_all.abs().max()) if len(theirs) else 0.0)
     return max(differences)
 
 
@@ -131,13 +142,9 @@ def bereft(rank: int) -> str:
 def run(rank: int, folder: Path, cases: dict) -> None:
     """One rank."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
-    outcome = {"live": {}, "loaded": {}, "gradients": {}}
+    outcome = {"live": {}}
     for family, plans in cases["plans"].items():
-        outcome["live"][family] = live(family, plans, rank)
-        plan = Plan.model_validate_json(plans["eplb"])
-        outcome["loaded"][family] = loaded(family, Path(cases["folders"]) / family, plan, rank)
-    for name, plan in cases["step"].items():
-        outcome["gradients"][name] = one_step(cases["family"], Plan.model_validate_json(plan), rank)
+        outcome["live"][family] = live(family, plans, Path(cases["folders"]), rank)
     plan = Plan.model_validate_json(cases["big plan"])
     outcome["grown"] = memory(Path(cases["folders"]) / "big", plan)
     outcome["refused"] = refused(Path(cases["folders"]) / "big", plan, rank)
