@@ -56,14 +56,15 @@ def weight_memory(model: nn.Module, adapter: Family, placement: Placement | None
     routed = [adapter.parameters(block) for block in blocks]
     shared = tensors.keys() - {id(parameter) for parameters in routed for parameter in parameters}
     counts = np.array([adapter.experts(block) for block in blocks])
-    expert = np.array([sum(map(_bytes, parameters)) for parameters in routed]) // counts
+    expert = np.array([sum(parameter.nbytes for parameter in parameters) for parameters in routed]) // counts
     if placement is None:
         held = counts[:, None]
     else:
         held = np.array([[len(set(slots)) for slots in row] for row in placement.experts_of_gpu])
-    # An expert is read matrix by matrix; converted, it is there in both number formats.
-    largest = max([_bytes(tensors[key]) for key in shared] + expert.tolist(), default=0)
-    return WeightMemory(sum(_bytes(tensors[key]) for key in shared), expert, held, largest)
+    sizes = [tensors[key].nbytes for key in shared]
+    # An expert is read parameter by parameter; converted, each is there in both number formats.
+    slices = [parameter[0].nbytes for parameters in routed for parameter in parameters]
+    return WeightMemory(sum(sizes), expert, held, max(sizes + slices, default=0))
 
 
 def check_memory(memory: WeightMemory, group: dist.ProcessGroup | None, device: torch.device) -> None:
@@ -92,6 +93,3 @@ def check_memory(memory: WeightMemory, group: dist.ProcessGroup | None, device: 
                 f"({USABLE:.0%} of the free memory); take more ranks, fewer replicas or a shorter number format"
             )
 
-
-def _bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()

@@ -218,16 +218,15 @@ def _fill(
     routed = {id(parameter) for _, stack, _ in stacks for parameter in stack.parameters()}
     tied = set(model.all_tied_weights_keys)
     shared = [(name, tensor) for name, tensor in _named(model) if id(tensor) not in routed and name not in tied]
-    total = sum(map(_bytes, [tensor for _, tensor in shared])) + sum(
-        _bytes(one) for _, stack, _ in stacks for one in stack.parameters()
-    )
+    total = sum(tensor.nbytes for _, tensor in shared)
+    total += sum(parameter.nbytes for _, stack, _ in stacks for parameter in stack.parameters())
     done = 0
 
     def passed(tensor: Tensor) -> None:
         nonlocal done
         if loading.stop():
             raise StoppedError("stopped while weights were loaded")
-        done += _bytes(tensor)
+        done += tensor.nbytes
         loading.report(done / max(total, 1), f"weights: {done / 2**30:.2f} of {total / 2**30:.2f} GiB")
 
     with checkpoint.reading() as reader:
@@ -303,6 +302,3 @@ def all_or_none(group: dist.ProcessGroup | None, device: torch.device, doing: st
     if failure is not None:
         raise failure
 
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from engine.errors import InputError
 from engine.plan import Plan
+from engine.runtime import checkpoint
 from engine.runtime.apply import apply_plan
 from engine.runtime.checkpoint import Reader
 from engine.runtime.gradients import reduce_gradients
@@ -28,8 +29,11 @@ RANKS = 4
 WORDS = 20
 ENDS = (8, 3, 5, 1)
 """Tokens after which the ranks' sequences end under `linear`; `WORDS` under other plans."""
-BIG = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 3}
-"""Sizes of the model that memory is measured with."""
+BIG = {
+    "olmoe": {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 3},
+    "deepseek_v3": {"hidden_size": 256, "moe_intermediate_size": 768, "num_hidden_layers": 4},
+}
+"""Sizes of the models that memory is measured with, each with three MoE layers."""
 
 
 def own_tokens(rank: int) -> torch.Tensor:
@@ -105,19 +109,21 @@ def one_step(model: torch.nn.Module, plain: torch.nn.Module, plan: Plan, rank: i
     return max(differences)
 
 
-def anonymous() -> int:
-    """Bytes of this process that are no file's."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
+def status(name: str) -> int:
+    """Bytes of this process: VmRSS of its memory, VmHWM the most since the mark was set back, RssAnon what is no file's."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
     return int(line.split()[1]) * 1024
 
 
-def memory(folder: Path, plan: Plan) -> int:
-    """Bytes by which this process grows with its weights."""
-    before = anonymous()
-    model = load_planned(folder, plan)
-    after = anonymous()
+def memory(folder: Path, plan: Plan) -> dict[str, int]:
+    """Bytes by which this process grows with its weights, and at most meanwhile."""
+    Path("/proc/self/clear_refs").write_text("5")  # sets VmHWM back
+    resident, anonymous = status("VmRSS"), status("RssAnon")
+    with mock.patch.object(checkpoint, "MAPPED", 0):  # which is many times these models
+        model = load_planned(folder, plan)
+    grown = {"kept": status("RssAnon") - anonymous, "peak": status("VmHWM") - resident}
     del model
-    return after - before
+    return grown
 
 
 def refused(folder: Path, plan: Plan, rank: int) -> str:
@@ -145,9 +151,12 @@ def run(rank: int, folder: Path, cases: dict) -> None:
     outcome = {"live": {}}
     for family, plans in cases["plans"].items():
         outcome["live"][family] = live(family, plans, Path(cases["folders"]), rank)
-    plan = Plan.model_validate_json(cases["big plan"])
-    outcome["grown"] = memory(Path(cases["folders"]) / "big", plan)
-    outcome["refused"] = refused(Path(cases["folders"]) / "big", plan, rank)
+    big = {
+        family: (Path(cases["folders"]) / f"big {family}", Plan.model_validate_json(cases["big plans"][family]))
+        for family in BIG
+    }
+    outcome["memory"] = {family: memory(*each) for family, each in big.items()}
+    outcome["refused"] = refused(*big["olmoe"], rank)
     outcome["bereft"] = bereft(rank)
     (folder / f"of-{rank}.json").write_text(json.dumps(outcome))
     sys.stdout.flush()
@@ -158,8 +167,8 @@ def save(folder: Path, families: Sequence[str]) -> None:
     """Write the models that ranks load."""
     for family in families:
         model_of(family).save_pretrained(folder / family)
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config_of("olmoe", **BIG)).save_pretrained(folder / "big")
+    for family, sizes in BIG.items():
+        AutoModelForCausalLM.from_config(config_of(family, **sizes)).save_pretrained(folder / f"big {family}")
 
 
 def main(folder: Path) -> None:

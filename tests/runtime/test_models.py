@@ -75,11 +75,11 @@ EACH = [
 ]
 
 
-def meta(**changed) -> torch.nn.Module:
+def meta(family: str) -> torch.nn.Module:
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config_of("olmoe", **changed))
+        return AutoModelForCausalLM.from_config(config_of(family, **BIG[family]))
 
 
 @pytest.fixture(scope="module")
@@ -89,11 +89,10 @@ def plans() -> dict[str, dict[str, Plan]]:
 
 
 @pytest.fixture(scope="module")
-def big_plan() -> Plan:
+def big_plans() -> dict[str, Plan]:
     """Uneven slots: 4, 4, 3 and 2 experts on the ranks."""
-    slots = ((0, 1, 2, 3), (0, 4, 5, 6), (0, 1, 7), (6, 7))
-    layers = tuple(range(BIG["num_hidden_layers"]))
-    return plan_at(Placement(experts=8, experts_of_gpu=(slots,) * len(layers), model_layers=layers))
+    slots, layers = ((0, 1, 2, 3), (0, 4, 5, 6), (0, 1, 7), (6, 7)), {"olmoe": (0, 1, 2), "deepseek_v3": (1, 2, 3)}
+    return {family: plan_at(Placement(experts=8, experts_of_gpu=(slots,) * 3, model_layers=layers[family])) for family in BIG}
 
 
 @pytest.fixture(scope="module")
@@ -104,13 +103,13 @@ def folders(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def outcomes(outcomes_of, tmp_path_factory, plans, big_plan, folders) -> list[dict]:
+def outcomes(outcomes_of, tmp_path_factory, plans, big_plans, folders) -> list[dict]:
     """The outcome of each rank."""
     of_family = {family: {name: plan.model_dump_json() for name, plan in made.items()} for family, made in plans.items()}
     cases = {
         "plans": of_family,
         "folders": str(folders),
-        "big plan": big_plan.model_dump_json(),
+        "big plans": {family: plan.model_dump_json() for family, plan in big_plans.items()},
     }
     path = tmp_path_factory.mktemp("cases") / "cases.json"
     path.write_text(json.dumps(cases))
@@ -164,11 +163,13 @@ def test_a_rank_reads_its_own_experts_alone(outcomes, plans, folders, family, pl
         assert sorted(read, key=str) == sorted([*own, *((name, None) for name in sources.names.values())], key=str)
 
 
-def test_memory_grows_as_predicted(outcomes, big_plan):
-    predicted = weight_memory(meta(**BIG), FAMILIES["olmoe"], big_plan.placement).of_rank
-    assert len(set(predicted.tolist())) > 1 and predicted.min() > 8e6
-    for rank, bytes_ in enumerate(predicted):
-        assert outcomes[rank]["grown"] == pytest.approx(bytes_, rel=0.1)
+@pytest.mark.parametrize("family", BIG)
+def test_a_ranks_process_grows_as_predicted(outcomes, big_plans, family):
+    predicted = weight_memory(meta(family), FAMILIES[family], big_plans[family].placement)
+    assert len(set(predicted.of_rank.tolist())) > 1 and predicted.of_rank.min() > 8e6
+    for rank, outcome in enumerate(outcomes):
+        assert outcome["memory"][family]["kept"] == pytest.approx(predicted.of_rank[rank], rel=0.1)
+        assert outcome["memory"][family]["peak"] == pytest.approx(predicted.peak[rank], rel=0.1)
 
 
 def test_ranks_say_so_when_another_ends_while_weights_load(outcomes):
