@@ -92,4 +92,3 @@ def check_memory(memory: WeightMemory, group: dist.ProcessGroup | None, device: 
                 f"the weights do not fit: {ranks} {total / GIB:.2f} GiB, and {free / GIB:.2f} GiB {where} may be used "
                 f"({USABLE:.0%} of the free memory); take more ranks, fewer replicas or a shorter number format"
             )
-

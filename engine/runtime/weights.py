@@ -301,4 +301,3 @@ def all_or_none(group: dist.ProcessGroup | None, device: torch.device, doing: st
             raise InputError(f"rank {failed[0]} has not {doing}; its own message says why")
     if failure is not None:
         raise failure
-

@@ -104,9 +104,13 @@ def test_stop_keeps_the_passes_so_far_and_ends_within_one(tmp_path):
 def test_texts_that_the_model_cannot_take(tmp_path, monkeypatch):
     folder = saved(tmp_path)
     long = " ".join(WORDS * 2)
-    texts = tokenised(folder, [long, "w1"], 28)
-    assert [len(ids) for ids in texts.ids] == [100, 1] and texts.cut == 1
-    assert "128 new tokens of each text do not fit" in refusal(tokenised, folder, ["w1"], 128)
+    for new, room in ((0, 128), (1, 128), (29, 100)):  # the last new token takes no position
+        texts = tokenised(folder, [long, "w1"], new)
+        assert [len(ids) for ids in texts.ids] == [room, 1] and texts.cut == 1
+    trace, _ = record_texts(load_model(folder), texts, 29, 1, None, "mine", never, quiet)
+    assert (trace.sequence == 0).sum() == 128
+    assert tokenised(folder, ["w1"], 128).ids == [[1]]
+    assert "129 new tokens of each text do not fit" in refusal(tokenised, folder, ["w1"], 129)
     assert "text 2 has token 96, and the model knows 96" in refusal(tokenised, folder, [[1], [96]], 0)
     assert "the texts have no tokens" in refusal(tokenised, folder, [" "], 0)
     monkeypatch.setattr("engine.recording.own_model.MAX_RECORDED_BYTES", 10)
