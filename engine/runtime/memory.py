@@ -13,6 +13,7 @@ from torch import nn
 from engine.errors import InputError
 from engine.plan import Placement
 from engine.runtime.adapters.families import Family
+from engine.runtime.ranks import among_ranks
 
 GIB = 2.0**30
 USABLE = 0.95
@@ -81,7 +82,8 @@ def check_memory(memory: WeightMemory, group: dist.ProcessGroup | None, device: 
     if group is None:
         every = [own]
     else:
-        dist.all_gather(every, own, group=group)
+        with among_ranks():
+            dist.all_gather(every, own, group=group)
     table = torch.stack(every).cpu().numpy()
     for place in np.unique(table[:, 2]):
         there = np.flatnonzero(table[:, 2] == place)

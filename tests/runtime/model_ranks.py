@@ -4,11 +4,14 @@ Imports of transformers take seconds, so this process does them once and forks t
 other numbers and lengths, and writes how the planned models of all families compare with the plain ones.
 """
 
+import itertools
 import json
 import multiprocessing
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from unittest import mock
 
@@ -16,13 +19,13 @@ import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM
 
-from engine.errors import InputError
+from engine.errors import InputError, LostRankError
 from engine.plan import Plan
 from engine.runtime import checkpoint
 from engine.runtime.apply import apply_plan
 from engine.runtime.checkpoint import Reader
 from engine.runtime.gradients import reduce_gradients
-from engine.runtime.weights import all_or_none, load_planned
+from engine.runtime.weights import load_planned
 from tests.cases.tiny_models import config_of, model_of, relative, tokens_of
 
 RANKS = 4
@@ -135,12 +138,36 @@ def refused(folder: Path, plan: Plan, rank: int) -> str:
     return ""
 
 
-def bereft(rank: int) -> str:
-    """The message of the ranks that are left when the last one ends while weights load."""
+def bereft(folder: Path, plans: dict[str, str], groups: dict[str, dist.ProcessGroup], rank: int) -> Iterator[str]:
+    """The messages of the ranks that are left when the last one is killed: while weights load, in a forward pass of the others,
+    and in a backward pass of two."""
+    copy, own = Reader.copy, itertools.count()
+
+    def killed(*arguments, **named) -> None:
+        if rank == RANKS - 1 and next(own) == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        copy(*arguments, **named)
+
+    with mock.patch.object(Reader, "copy", killed):
+        yield said_of_loss(lambda: load_planned(folder, Plan.model_validate_json(plans["4"])))
+
+    def end(*_) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    for ranks in (3, 2):
+        if rank < ranks:
+            model = apply_plan(model_of("mixtral"), Plan.model_validate_json(plans[str(ranks)]), groups[str(ranks)])
+            if rank == ranks - 1:
+                layers = model.model.layers
+                layers[0].register_forward_pre_hook(end) if ranks == 3 else layers[1].register_full_backward_hook(end)
+            yield said_of_loss(lambda model=model: loss_of(model, rank).backward())
+
+
+def said_of_loss(work: Callable[[], object]) -> str:
+    """The message of a rank that loses another one at some work."""
     try:
-        with all_or_none(None if rank == RANKS - 1 else dist.group.WORLD, torch.device("cpu"), "loaded its weights"):
-            pass
-    except InputError as error:
+        work()
+    except LostRankError as error:
         return str(error)
     return ""
 
@@ -148,7 +175,8 @@ def bereft(rank: int) -> str:
 def run(rank: int, folder: Path, cases: dict) -> None:
     """One rank."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
-    outcome = {"live": {}}
+    groups = {"3": dist.new_group([0, 1, 2]), "2": dist.new_group([0, 1])}
+    outcome = {"live": {}, "bereft": []}
     for family, plans in cases["plans"].items():
         outcome["live"][family] = live(family, plans, Path(cases["folders"]), rank)
     big = {
@@ -157,8 +185,10 @@ def run(rank: int, folder: Path, cases: dict) -> None:
     }
     outcome["memory"] = {family: memory(*each) for family, each in big.items()}
     outcome["refused"] = refused(*big["olmoe"], rank)
-    outcome["bereft"] = bereft(rank)
     (folder / f"of-{rank}.json").write_text(json.dumps(outcome))
+    for said in bereft(Path(cases["folders"]) / "mixtral", cases["ends"], groups, rank):
+        outcome["bereft"].append(said)
+        (folder / f"of-{rank}.json").write_text(json.dumps(outcome))
     sys.stdout.flush()
     os._exit(0)  # the group is broken
 
@@ -175,13 +205,16 @@ def main(folder: Path) -> None:
     cases = json.loads(Path(os.environ["CASES"]).read_text())
     torch.set_num_threads(1)
     words_of(model_of("mixtral"), 0, 2)
+    tempfile.tempdir = os.environ["TMPDIR"] = str(folder / "temporary")
+    (folder / "temporary").mkdir()
     fork = multiprocessing.get_context("fork")
     ranks = [fork.Process(target=run, args=(rank, folder, cases)) for rank in range(RANKS)]
     for each in ranks:
         each.start()
     for each in ranks:
         each.join()
-    assert [each.exitcode for each in ranks] == [0] * RANKS
+    assert [each.exitcode for each in ranks] == [0] + [-signal.SIGKILL] * 3
+    assert not list((folder / "temporary").iterdir())
     outcomes = [json.loads((folder / f"of-{rank}.json").read_text()) for rank in range(RANKS)]
     (folder / "outcome-0.json").write_text(json.dumps(outcomes))
 

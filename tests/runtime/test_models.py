@@ -2,6 +2,7 @@
 the plain model; ranks that are done keep serving; each loads its own experts alone, into as much memory as predicted."""
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -109,6 +110,11 @@ def outcomes(outcomes_of, tmp_path_factory, plans, big_plans, folders) -> list[d
     cases = {
         "plans": of_family,
         "folders": str(folders),
+        "ends": {
+            "4": of_family["mixtral"]["linear"],
+            "3": placed(plans["mixtral"]["linear"], (0, 1, 2), (3, 4, 5), (6, 7)).model_dump_json(),
+            "2": plan_of(model_of("mixtral"), 2, "aurora", order="matched").model_dump_json(),
+        },
         "big plans": {family: plan.model_dump_json() for family, plan in big_plans.items()},
     }
     path = tmp_path_factory.mktemp("cases") / "cases.json"
@@ -172,8 +178,13 @@ def test_a_ranks_process_grows_as_predicted(outcomes, big_plans, family):
         assert outcome["memory"][family]["peak"] == pytest.approx(predicted.peak[rank], rel=0.1)
 
 
-def test_ranks_say_so_when_another_ends_while_weights_load(outcomes):
-    assert all(rank["bereft"].startswith("a rank ended before it had loaded its weights") for rank in outcomes[:-1])
+def test_ranks_say_in_a_line_that_another_one_is_gone(outcomes):
+    """While weights load, in a forward pass and in a backward one; that nothing is left behind the ranks look at themselves."""
+    loading, forward, backward = ([rank["bereft"][at] for rank in outcomes[: 3 - at]] for at in range(3))
+    for said in loading:
+        assert re.match(r"a rank ended before it had loaded its weights: .*Connection (closed|reset) by peer", said)
+    for rank, said in [*enumerate(forward), *enumerate(backward)]:
+        assert re.match(rf"rank {rank} lost another rank: .*Connection (closed|reset) by peer.* says why$", said)
 
 
 def test_a_rank_that_cannot_load_names_the_fault_and_the_others_name_the_rank(outcomes):
