@@ -58,9 +58,9 @@ def plans_of(family: str, wanted: Sequence[str]) -> dict[str, Plan]:
 PLANS = ("linear", "eplb with replicas", "exflow", "aurora, matched", "aurora, shared", "uneven slots", "degree 2")
 PLANS += ("degree 3, matched",)
 QUICK = {
-    "mixtral": ("linear",),
+    "mixtral": ("aurora, matched",),
     "olmoe": ("aurora, shared",),
-    "qwen2_moe": ("aurora, matched",),
+    "qwen2_moe": ("linear",),
     "qwen3_moe": ("exflow",),
     "deepseek_v2": ("degree 2",),
     "deepseek_v3": ("eplb with replicas",),
@@ -107,12 +107,13 @@ def folders(tmp_path_factory) -> Path:
 def outcomes(outcomes_of, tmp_path_factory, plans, big_plans, folders) -> list[dict]:
     """The outcome of each rank."""
     of_family = {family: {name: plan.model_dump_json() for name, plan in made.items()} for family, made in plans.items()}
+    ends = plan_of(model_of("mixtral"), RANKS)
     cases = {
         "plans": of_family,
         "folders": str(folders),
         "ends": {
-            "4": of_family["mixtral"]["linear"],
-            "3": placed(plans["mixtral"]["linear"], (0, 1, 2), (3, 4, 5), (6, 7)).model_dump_json(),
+            "4": ends.model_dump_json(),
+            "3": placed(ends, (0, 1, 2), (3, 4, 5), (6, 7)).model_dump_json(),
             "2": plan_of(model_of("mixtral"), 2, "aurora", order="matched").model_dump_json(),
         },
         "big plans": {family: plan.model_dump_json() for family, plan in big_plans.items()},
