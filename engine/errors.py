@@ -22,6 +22,10 @@ class StoppedError(InputError):
     """Work was stopped before there was anything to keep."""
 
 
+class LostRankError(InputError):
+    """Another rank of a job is gone, which this one waited for: a consequence, and seldom the cause."""
+
+
 class UndecidedError(InputError):
     """A choice was left open that has no usual answer: a person has to choose. The message lists the options."""
 

@@ -8,6 +8,7 @@ only synced ones. A file system may lose the names or the contents that were not
 import errno
 import io
 import os
+import resource
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -171,3 +172,14 @@ def failing(root: Path, how: How = "kill", at: int = 0, end: Callable[[], None] 
         except Ended:
             if end is not None:
                 raise
+
+
+@contextmanager
+def small_files(size: int) -> Iterator[None]:
+    """Inside, this process cannot write files of more than so many bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -8,18 +8,23 @@ import argparse
 import os
 import sys
 from importlib import import_module
+from pathlib import Path
 
 from engine.cli.commands import GROUPS
 from engine.errors import InputError, StoppedError, one_line
 from engine.program import NAME, command, is_installed
 
 STOPPED = 130
+LOOK_THEMSELVES = ("record", "size")
+"""Commands with an output that may be a folder."""
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
     options = parser().parse_args(arguments)
     try:
+        if isinstance(getattr(options, "output", None), Path) and options.command not in LOOK_THEMSELVES:
+            import_module("engine.cli.output").check_output(options.output)
         # One group alone: each imports a part of the engine, which takes seconds.
         code = getattr(import_module(f"engine.cli.{options.group}"), f"run_{options.command}")(options)
         sys.stdout.flush()

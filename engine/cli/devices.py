@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from engine import formats, store
-from engine.cli.output import answer, check_output, columns, progress, stopped_by_signals, table, write
+from engine.cli.output import answer, columns, progress, stopped_by_signals, table, write
 from engine.costs.pair_cluster import PairCluster, draw_pairs, with_fit
 from engine.errors import InputError
 from engine.formats.measured.nccl_pairs import read_pairs
@@ -53,7 +53,8 @@ def run_calibrate(options: argparse.Namespace) -> int:
 
 def _prepared(options: argparse.Namespace) -> tuple[Sweep, Testbed | None]:
     """The sweep that the options ask for, and its testbed if they name one. Raises InputError."""
-    _check_output(options.output)
+    if options.output.suffix.lower() != ".json":
+        raise InputError(f"{options.output}: a profile is JSON; give the file a name that ends in .json")
     devices = attached()
     if options.on == "local":
         for option in ("cluster", "scale"):
@@ -70,13 +71,6 @@ def _prepared(options: argparse.Namespace) -> tuple[Sweep, Testbed | None]:
     # Ranks in namespaces talk over Gloo, from the CPU.
     sweep = plan_sweep(replace(devices, gpus=(), memory=()), ranks, options.dtype, options.quick)
     return sweep, emulated_cluster(cluster, ranks, options.scale)
-
-
-def _check_output(path: Path) -> None:
-    """Raise InputError, before anything is measured, if the profile could not be written or read again."""
-    if path.suffix.lower() != ".json":
-        raise InputError(f"{path}: a profile is JSON; give the file a name that ends in .json")
-    check_output(path)
 
 
 def _show(described: CalibrateAnswer, saved: str) -> str:

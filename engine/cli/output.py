@@ -42,6 +42,16 @@ def check_output(path: Path) -> None:
         raise InputError(f"{path} cannot be written: {error.strerror}") from None
 
 
+def check_folder(path: Path) -> None:
+    """Raise InputError if a folder cannot be made at a path with those above it, or no file be written into it."""
+    there = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise InputError(f"{path} cannot be made: {error.strerror}; name a folder with -o") from None
+
+
 def answer(options: argparse.Namespace, content: Any, as_text: Callable[[Any], str]) -> None:
     """Print the answer as JSON or as text."""
     print(json_text(content) if options.json else as_text(content))

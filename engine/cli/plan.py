@@ -9,18 +9,7 @@ from typing import Any
 from engine import parallel
 from engine.cli.inputs import new_problem, split_setting
 from engine.cli.judgement import read_serving
-from engine.cli.output import (
-    OVERLOAD,
-    answer,
-    check_output,
-    columns,
-    gap,
-    order_gap,
-    overload,
-    progress,
-    stopped_by_signals,
-    write,
-)
+from engine.cli.output import OVERLOAD, answer, columns, gap, order_gap, overload, progress, stopped_by_signals, write
 from engine.compare.baseline import baseline_of
 from engine.compare.comparison import Choice, Comparison
 from engine.compare.sensitivity import describe_graph, operators_of
@@ -38,8 +27,6 @@ INFEASIBLE = 3
 
 
 def run_plan(options: argparse.Namespace) -> int:
-    if options.output:
-        check_output(options.output)
     problem = new_problem(options)
     choices = _choices(options, problem)
     if options.waterfall and problem.goal is Goal.TWO_MODELS:

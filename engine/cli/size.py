@@ -13,7 +13,7 @@ from engine.catalogue import model_presets
 from engine.cli import STOPPED
 from engine.cli.inputs import read_cost, read_recording, read_travel, split_setting
 from engine.cli.judgement import config_of
-from engine.cli.output import answer, columns, progress, stopped_by_signals, write
+from engine.cli.output import answer, check_folder, columns, progress, stopped_by_signals, write
 from engine.compare.trust.whole_steps import known_model
 from engine.errors import InputError
 from engine.formats.writers import write_recording
@@ -36,6 +36,8 @@ MOST_ROWS = 40
 
 
 def run_size(options: argparse.Namespace) -> int:
+    if options.output:
+        check_folder(options.output)
     target = read_target(options.target)
     model = formats.read_model(options.model)
     catalogue = formats.read_document(Catalogue, options.catalogue)

@@ -63,7 +63,7 @@ def tokenised(folder: Path, prompts: Sequence[Prompt], new_tokens: int) -> Texts
     family_of(config.get("model_type"), "config.json")
     model = formats.read_model(folder / "config.json")
     words, most = config.get("vocab_size"), config.get("max_position_embeddings")
-    room = most - new_tokens if isinstance(most, int) else None
+    room = most - max(new_tokens - 1, 0) if isinstance(most, int) else None  # the last token is never computed with
     if room is not None and room < 1:
         raise InputError(f"{new_tokens:,} new tokens of each text do not fit into the model's {most:,} positions")
     tokenizer = _tokenizer(folder) if any(isinstance(prompt, str) for prompt in prompts) else None

@@ -7,6 +7,7 @@ layer_plan: one layer of a plan on a rank: experts held, copies that serve, orde
 live: exchanges of ranks that each know only their own rows: sizes first, then rows
 trip: an exchange as a step of a computation, which gradients go backwards
 layer: the planned experts of a live model's layer, one token's trip
+ranks: the group of a plan's ranks, and the end of one of them
 gradients: sums of gradients, over replicas and over all ranks
 adapters: the MoE blocks of a family of models
 apply: a plan applied to a model

@@ -14,6 +14,7 @@ from engine.runtime.adapters.families import Family
 from engine.runtime.exchange.links import Tiers
 from engine.runtime.layer import PlannedExperts
 from engine.runtime.layer_plan import LayerPlan, layer_plans, not_followed
+from engine.runtime.ranks import among_ranks, ranks_of
 
 Model = TypeVar("Model", bound=nn.Module)
 _log = logging.getLogger("switchyard.runtime")
@@ -46,20 +47,21 @@ def apply_plan(
 
     Returns the same model. Raises InputError, before anything is changed, if the plan is not one of this model and group.
     """
-    place_experts(model, plan, group, adapter or adapter_of(model), tiers)
+    if any(isinstance(module, PlannedExperts) for module in model.modules()):
+        raise InputError(f"{type(model).__name__} runs under a plan already; take the model as it was before")
+    adapter = adapter or adapter_of(model)
+    check_plan(model, plan, adapter, adapter.blocks(model))
+    place_experts(model, plan, group, adapter, tiers)
     return model
 
 
 def place_experts(
     model: nn.Module, plan: Plan, group: dist.ProcessGroup | None, adapter: Adapter, tiers: Tiers | None = None
 ) -> list[Planned]:
-    """`apply_plan`, with the blocks for those who fill their weights; on the "meta" device there are none yet."""
+    """`apply_plan` with a plan that is the model's, and the blocks for those who fill their weights; on the "meta" device there
+    are none yet."""
     group, ranks, rank = ranks_of(group)
-    if any(isinstance(module, PlannedExperts) for module in model.modules()):
-        raise InputError(f"{type(model).__name__} runs under a plan already; take the model as it was before")
-    blocks = adapter.blocks(model)
-    check_plan(model, plan, adapter, blocks)
-    ways = layer_plans(plan, ranks, rank, tiers)
+    blocks, ways = adapter.blocks(model), layer_plans(plan, ranks, rank, tiers)
     placed = []
     for block, way in zip(blocks, ways, strict=True):
         stack = adapter.stack(block, way.held)
@@ -76,14 +78,6 @@ def place_experts(
         for line in not_followed(plan):
             _log.warning("plan %s on a live model: %s", plan.name, line)
     return placed
-
-
-def ranks_of(group: dist.ProcessGroup | None) -> tuple[dist.ProcessGroup | None, int, int]:
-    """(group, its ranks, the rank of this process): without a group all ranks of the job if there are several processes."""
-    if group is None and not (dist.is_available() and dist.is_initialized()):
-        return None, 1, 0
-    group = group or dist.group.WORLD
-    return group, dist.get_world_size(group), dist.get_rank(group)
 
 
 def check_plan(model: nn.Module, plan: Plan, adapter: Adapter, blocks: list[Block]) -> None:
@@ -120,7 +114,8 @@ def _generate_together(model: nn.Module, ranks: int) -> None:
                 f"generate() goes on until all {dist.get_world_size()} ranks of the job are done, and the plan's group has "
                 f"{ranks} of them: call the model itself, every rank equally often"
             )
-        return generate(*inputs, **{"synced_gpus": True} | options)
+        with among_ranks():
+            return generate(*inputs, **{"synced_gpus": True} | options)
 
     model.generate = together
 

@@ -19,6 +19,8 @@ SWITCH = "SWITCHYARD_MODELS"
 """Environment variable: the folders of models that the studio and its commands may open, or that such folders lie in, with the
 system's separator of paths between them."""
 INDEX = "model.safetensors.index.json"
+MAPPED = 64 * 2**20
+"""Bytes read after which the files are opened anew: pages that were read of an open file count as memory of this process."""
 _DTYPES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
 """Bytes of a number of the formats that weights are computed in."""
 
@@ -91,7 +93,7 @@ class Checkpoint:
 
     @contextmanager
     def reading(self) -> Iterator["Reader"]:
-        """A reader of slices, which keeps each file open until the end."""
+        """A reader of slices, which keeps files open for some of them."""
         with ExitStack() as stack:
             yield Reader(self, stack)
 
@@ -111,12 +113,16 @@ class Reader:
     """Tensors and slices of a checkpoint, read when they are asked for."""
 
     def __init__(self, checkpoint: Checkpoint, stack: ExitStack) -> None:
-        self._checkpoint, self._stack, self._open = checkpoint, stack, {}
+        self._checkpoint, self._stack, self._open, self._mapped = checkpoint, stack, {}, 0
 
     def copy(self, name: str, place: Tensor, row: int | None = None) -> None:
         """Copy a tensor, or row `row` of it along its first axis, into a tensor of its shape, in that one's number format
         and on its device."""
         entry = self._checkpoint.entries[name]
+        if self._mapped > MAPPED:
+            self._stack.close()
+            self._open, self._mapped = {}, 0
+        self._mapped += place.numel() * entry.bytes
         if entry.file not in self._open:
             self._open[entry.file] = self._stack.enter_context(self._checkpoint._open(entry.file))
         part = self._open[entry.file].get_slice(name)

@@ -5,8 +5,10 @@ import torch.distributed as dist
 from torch import nn
 
 from engine.runtime.layer import PlannedExperts
+from engine.runtime.ranks import among_ranks
 
 
+@among_ranks()
 def reduce_gradients(model: nn.Module, group: dist.ProcessGroup | None = None) -> None:
     """Sum up gradients, to be called between `backward` and the optimiser's step, by all ranks.
 

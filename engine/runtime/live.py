@@ -20,6 +20,7 @@ from engine.runtime.exchange.recorder import Mark, Recorder
 from engine.runtime.exchange.relayed import exchange_of, ordered
 from engine.runtime.exchange.routes import Piece
 from engine.runtime.layer_plan import LayerPlan
+from engine.runtime.ranks import among_ranks, check_device
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,8 +59,10 @@ class LiveExchange:
             if (ranks, rank) != (way.ranks, way.rank):
                 raise InputError(f"the plan's layer is of rank {way.rank} of {way.ranks}, and this is rank {rank} of {ranks}")
         self._gloo = not self.alone and dist.get_backend(group) == "gloo"
+        self._device: torch.device | None = None  # that the backend is known to send from
         self._lane: Lane | None = None
 
+    @among_ranks()
     def sum(self, numbers: torch.Tensor) -> torch.Tensor:
         """int64[…] summed up over all ranks."""
         if not self.alone:
@@ -68,6 +71,7 @@ class LiveExchange:
             numbers = on_way.to(numbers.device)
         return numbers
 
+    @among_ranks()
     def sizes(self, counts: torch.Tensor, parts_of_rank: list[int]) -> list[Sizes]:
         """The sizes of one exchange a column.
 
@@ -95,6 +99,7 @@ class LiveExchange:
         columns_of = (of_rank @ mine).T.tolist(), came.sum(axis=1).T.tolist(), np.moveaxis(came, -1, 0), matrices
         return [Sizes(*column) for column in zip(*columns_of, strict=True)]
 
+    @among_ranks()
     def begin(self, kind: str, rows: torch.Tensor, sizes: Sizes) -> Callable[[], torch.Tensor]:
         """Begin an exchange; the function returned waits for the rows that come, by source.
 
@@ -113,12 +118,14 @@ class LiveExchange:
         else:
             wait = self._in_order(kind, leaving, coming, sizes)
 
+        @among_ranks()
         def arrived() -> torch.Tensor:
             wait()
             return coming.to(device)
 
         return arrived
 
+    @among_ranks()
     def along(self, rows: torch.Tensor, sent: list[int], received: list[int]) -> torch.Tensor:
         """Numbers apart from the rows of tokens, in one all-to-all, whatever the plan's order. sent, received: see `Sizes`"""
         if self.alone:
@@ -141,8 +148,13 @@ class LiveExchange:
         return self._lane.run(run)
 
     def _staged(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor where the backend can send it from: Gloo reads host memory only."""
-        return tensor.cpu() if self._gloo else tensor
+        """A tensor where the backend can send it from: Gloo reads host memory only. Raises InputError if it cannot."""
+        if self._gloo:
+            return tensor.cpu()
+        if tensor.device != self._device:
+            check_device(self.group, tensor.device)
+            self._device = tensor.device
+        return tensor
 
 
 class Lane:

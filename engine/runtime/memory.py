@@ -13,6 +13,7 @@ from torch import nn
 from engine.errors import InputError
 from engine.plan import Placement
 from engine.runtime.adapters.families import Family
+from engine.runtime.ranks import among_ranks
 
 GIB = 2.0**30
 USABLE = 0.95
@@ -56,14 +57,15 @@ def weight_memory(model: nn.Module, adapter: Family, placement: Placement | None
     routed = [adapter.parameters(block) for block in blocks]
     shared = tensors.keys() - {id(parameter) for parameters in routed for parameter in parameters}
     counts = np.array([adapter.experts(block) for block in blocks])
-    expert = np.array([sum(map(_bytes, parameters)) for parameters in routed]) // counts
+    expert = np.array([sum(parameter.nbytes for parameter in parameters) for parameters in routed]) // counts
     if placement is None:
         held = counts[:, None]
     else:
         held = np.array([[len(set(slots)) for slots in row] for row in placement.experts_of_gpu])
-    # An expert is read matrix by matrix; converted, it is there in both number formats.
-    largest = max([_bytes(tensors[key]) for key in shared] + expert.tolist(), default=0)
-    return WeightMemory(sum(_bytes(tensors[key]) for key in shared), expert, held, largest)
+    sizes = [tensors[key].nbytes for key in shared]
+    # An expert is read parameter by parameter; converted, each is there in both number formats.
+    slices = [parameter[0].nbytes for parameters in routed for parameter in parameters]
+    return WeightMemory(sum(sizes), expert, held, max(sizes + slices, default=0))
 
 
 def check_memory(memory: WeightMemory, group: dist.ProcessGroup | None, device: torch.device) -> None:
@@ -80,7 +82,8 @@ def check_memory(memory: WeightMemory, group: dist.ProcessGroup | None, device: 
     if group is None:
         every = [own]
     else:
-        dist.all_gather(every, own, group=group)
+        with among_ranks():
+            dist.all_gather(every, own, group=group)
     table = torch.stack(every).cpu().numpy()
     for place in np.unique(table[:, 2]):
         there = np.flatnonzero(table[:, 2] == place)
@@ -91,7 +94,3 @@ def check_memory(memory: WeightMemory, group: dist.ProcessGroup | None, device: 
                 f"the weights do not fit: {ranks} {total / GIB:.2f} GiB, and {free / GIB:.2f} GiB {where} may be used "
                 f"({USABLE:.0%} of the free memory); take more ranks, fewer replicas or a shorter number format"
             )
-
-
-def _bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()

@@ -5,7 +5,6 @@ import logging
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,10 +21,11 @@ from engine.result import Stop
 from engine.runtime.adapters import family_of
 from engine.runtime.adapters.adapter import Block
 from engine.runtime.adapters.families import Family
-from engine.runtime.apply import check_plan, place_experts, ranks_of
+from engine.runtime.apply import check_plan, place_experts
 from engine.runtime.checkpoint import Checkpoint, Reader
 from engine.runtime.exchange.links import Tiers
 from engine.runtime.memory import check_memory, weight_memory
+from engine.runtime.ranks import all_or_none, check_device, ranks_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -70,6 +70,8 @@ def load_planned(
     """
     loading = loading or Loading()
     group, _, rank = ranks_of(group)
+    if group is not None:
+        check_device(group, loading.device)
     with all_or_none(group, loading.device, "checked the folder"):
         checkpoint, family, model, sources = _opened(folder, loading.dtype)
         check_plan(model, plan, family, family.blocks(model))
@@ -218,16 +220,15 @@ def _fill(
     routed = {id(parameter) for _, stack, _ in stacks for parameter in stack.parameters()}
     tied = set(model.all_tied_weights_keys)
     shared = [(name, tensor) for name, tensor in _named(model) if id(tensor) not in routed and name not in tied]
-    total = sum(map(_bytes, [tensor for _, tensor in shared])) + sum(
-        _bytes(one) for _, stack, _ in stacks for one in stack.parameters()
-    )
+    total = sum(tensor.nbytes for _, tensor in shared)
+    total += sum(parameter.nbytes for _, stack, _ in stacks for parameter in stack.parameters())
     done = 0
 
     def passed(tensor: Tensor) -> None:
         nonlocal done
         if loading.stop():
             raise StoppedError("stopped while weights were loaded")
-        done += _bytes(tensor)
+        done += tensor.nbytes
         loading.report(done / max(total, 1), f"weights: {done / 2**30:.2f} of {total / 2**30:.2f} GiB")
 
     with checkpoint.reading() as reader:
@@ -279,30 +280,3 @@ def _random(place: Tensor, spread: float, seed: tuple[int, int, int], name: str)
     generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
     with torch.no_grad():
         place.copy_(torch.randn(place.shape, generator=generator) * (0.0 if name.endswith("_bias") else spread))
-
-
-@contextmanager
-def all_or_none(group: dist.ProcessGroup | None, device: torch.device, doing: str) -> Iterator[None]:
-    """At the end of the block all ranks know whether it went well on all: a rank that failed raises its own error, and the
-    others one that names it, so that none waits for a rank that has gone."""
-    failure = None
-    try:
-        yield
-    except Exception as error:
-        failure = error
-    if group is not None:
-        own = torch.tensor([failure is None], dtype=torch.int64, device=device)
-        every = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
-        try:
-            dist.all_gather(every, own, group=group)
-        except RuntimeError as error:
-            raise failure or InputError(f"a rank ended before it had {doing}: {error}") from None
-        failed = [rank for rank, fine in enumerate(every) if not int(fine)]
-        if failure is None and failed:
-            raise InputError(f"rank {failed[0]} has not {doing}; its own message says why")
-    if failure is not None:
-        raise failure
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()

@@ -1,5 +1,6 @@
 """The command line as a person and as a script use it: answers, exit codes, and one clear line for every bad input."""
 
+import argparse
 import fcntl
 import json
 import os
@@ -12,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.cli import main, plan
+from engine.cli import LOOK_THEMSELVES, main, parser, plan
 from engine.cluster import Cluster
 from engine.formats import read_plan
 from engine.goal import Goal
@@ -30,11 +31,34 @@ def test_without_a_file_nothing_is_saved_and_progress_goes_to_standard_error_onl
     assert "placing layer 1 of 1" in errors and errors.endswith("\n") and "placing" not in out
 
 
-def test_an_output_that_cannot_be_written_is_found_before_planning(engine, tmp_path):
-    for output, reason in ((tmp_path / "none" / "plan.json", "No such file or directory"), (tmp_path, "it is a folder")):
-        code, out, errors = engine("plan", *INPUTS, "--system", "linear", "-o", output)
+WITH_OUTPUT = {
+    "plan": (*INPUTS, "--system", "linear"),
+    "graph": (*INPUTS[2:], "--training", "usual"),
+    "simulate": ("none.json",),
+    "export": ("none.json", "--to", "csv"),
+    "convert": ("none.npz",),
+    "inspect": ("none.npz", "--fix"),
+    "synthetic": ("--model", "none.json"),
+    "calibrate": (),
+    "detect": (),
+    "efficiency": ("--cluster", "none.json"),
+    "catalogue": ("H100",),
+}
+"""Every command with -o, but for those with a folder, and options that are looked at later."""
+
+
+@pytest.mark.parametrize("command", WITH_OUTPUT)
+def test_an_output_that_cannot_be_written_is_found_before_the_work(engine, command, tmp_path):
+    for output, reason in ((tmp_path / "none" / "out.json", "No such file or directory"), (tmp_path, "it is a folder")):
+        code, out, errors = engine(command, *WITH_OUTPUT[command], "-o", output)
         assert (code, out) == (2, "") and error_line(errors).endswith(f"{output} cannot be written: {reason}")
-        assert "simulating" not in errors
+        assert errors.count("\n") == 1, "no progress"
+
+
+def test_every_command_with_an_output_is_tried():
+    (commands,) = (action for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
+    files = {name for name, command in commands.choices.items() for action in command._actions if "-o" in action.option_strings}
+    assert files == {*WITH_OUTPUT, *LOOK_THEMSELVES}
 
 
 def test_a_pipe_is_written_to_and_stays_one(engine, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 
 from engine.cli import STOPPED
 from engine.cli.size import INFEASIBLE
-from tests.cases.cli import INPUTS, MODEL, RECORDING
+from tests.cases.cli import INPUTS, MODEL, RECORDING, error_line
 
 EXAMPLE = {"nodes": [{"type": "aurora-100g", "price": 6, "most": 2}, {"type": "aurora-50g", "price": 2, "most": 2}]}
 """Prices are an example."""
@@ -35,6 +35,13 @@ def test_every_point_opens_as_cluster_plan_and_recording(engine, inputs, tmp_pat
         simulated = engine.json("simulate", point["plan"], "--cluster", files[0], "--workload", files[1], "--model", MODEL)
         assert simulated["metrics"]["total"] == pytest.approx(point["objective"])
         assert engine.json("simulate", point["plan"])["metrics"]["total"] == pytest.approx(point["objective"])
+
+
+def test_a_folder_that_cannot_be_made_is_found_before_the_search(engine, inputs, tmp_path):
+    for folder, reason in ((tmp_path / "catalogue.json" / "sized", "Not a directory"), (Path("/proc/sized"), "No such file")):
+        code, out, errors = engine(*inputs, "1.6 ms a pass", "-o", folder)
+        assert (code, out) == (2, "") and f"{folder} cannot be made: {reason}" in error_line(errors)
+        assert errors.count("\n") == 1, "no progress"
 
 
 def test_a_whole_step_on_two_types_is_what_serve_says(engine, inputs, files, tmp_path):

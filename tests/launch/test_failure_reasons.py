@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from engine.errors import StoppedError
 from engine.launch.rank import failure as rank_logs
 from engine.launch.rank.joining import failure_of, joined
 from engine.launch.running import processes
@@ -316,5 +317,6 @@ def test_torchrun_says_nothing_of_having_been_ended(tmp_path, capsys):
         f"pathlib.Path({str(begun)!r}).touch()\ntime.sleep(60)\n"
     )
     command = [sys.executable, "-c", program]
-    assert refusal(run_processes, [(command, {})], 1, 60.0, tmp_path, begun.exists, silent) == "the launch was ended: stopped"
+    with pytest.raises(StoppedError, match=r"^the launch was ended: stopped$"):  # 130 on the command line
+        run_processes([(command, {})], 1, 60.0, tmp_path, begun.exists, silent)
     assert "Traceback" not in capsys.readouterr().out

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import resource
 import subprocess
 import sys
 import threading
@@ -35,6 +34,7 @@ from tests.cases.launches import BIG, launch_arguments, prepare
 from tests.cases.processes import processes_of, workers_of
 from tests.cases.refusals import refusal
 from tests.cases.testbeds import MBIT, needs_testbed, nothing_left
+from tests.faults import small_files
 
 pytestmark = pytest.mark.usefixtures("warm_python")
 __all__ = ["nothing_left"]  # a fixture
@@ -169,17 +169,6 @@ def test_work_goes_on_when_its_log_finds_the_disk_full(tmp_path):
     with pytest.raises(OSError, match="No space left"):
         log.close()
     assert latest_progress(tmp_path).done == 0.5
-
-
-@contextlib.contextmanager
-def small_files(size: int) -> Iterator[None]:
-    """Inside, this process cannot write files of more than so many bytes."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def recorder_with(events: int) -> Recorder:

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from engine.catalogue import cluster_presets
-from engine.cli import main
+from engine.cli import STOPPED, main
 from engine.cli.launch import as_text
 from engine.costs import CostProfile, Line
 from engine.jobs.launches import LaunchAnswer
@@ -219,7 +219,7 @@ def test_ctrl_c_leaves_no_rank_and_no_namespace(engine, own_data_folder):
     until(lambda: len(ranks_in(own_data_folder)) == 2, 60)
     os.killpg(engine.pid, signal.SIGINT)  # as a terminal does
     errors = engine.communicate(timeout=20)[1]
-    assert engine.returncode == 2 and errors.splitlines()[-1] == "error: the launch was ended: stopped"
+    assert engine.returncode == STOPPED and errors.splitlines()[-1] == "error: the launch was ended: stopped"
     assert "Traceback" not in errors and not own_namespaces(engine.pid) and not list(own_data_folder.glob("run-*"))
 
 

@@ -3,6 +3,7 @@ the batches; stopped soon; nothing of the texts kept; and the command around it.
 
 import json
 import signal
+import tempfile
 import time
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from engine.runtime.weights import load_model
 from engine.workload import DECODE, PREFILL
 from tests.cases.refusals import refusal
 from tests.cases.tiny_models import CONFIGS, model_of
+from tests.faults import small_files
 
 WORDS = [f"w{number}" for number in range(96)]
 TEXTS = ["w5 w17 w3", "w8", "w1 w2 w3 w4 w5 w6 w7", "w60 w61"]
@@ -104,9 +106,13 @@ def test_stop_keeps_the_passes_so_far_and_ends_within_one(tmp_path):
 def test_texts_that_the_model_cannot_take(tmp_path, monkeypatch):
     folder = saved(tmp_path)
     long = " ".join(WORDS * 2)
-    texts = tokenised(folder, [long, "w1"], 28)
-    assert [len(ids) for ids in texts.ids] == [100, 1] and texts.cut == 1
-    assert "128 new tokens of each text do not fit" in refusal(tokenised, folder, ["w1"], 128)
+    for new, room in ((0, 128), (1, 128), (29, 100)):  # the last new token takes no position
+        texts = tokenised(folder, [long, "w1"], new)
+        assert [len(ids) for ids in texts.ids] == [room, 1] and texts.cut == 1
+    trace, _ = record_texts(load_model(folder), texts, 29, 1, None, "mine", never, quiet)
+    assert (trace.sequence == 0).sum() == 128
+    assert tokenised(folder, ["w1"], 128).ids == [[1]]
+    assert "129 new tokens of each text do not fit" in refusal(tokenised, folder, ["w1"], 129)
     assert "text 2 has token 96, and the model knows 96" in refusal(tokenised, folder, [[1], [96]], 0)
     assert "the texts have no tokens" in refusal(tokenised, folder, [" "], 0)
     monkeypatch.setattr("engine.recording.own_model.MAX_RECORDED_BYTES", 10)
@@ -187,6 +193,24 @@ def test_an_output_that_cannot_be_written_is_found_before_the_model_runs(record)
     # Into which not even root may write.
     code, _, errors = record("-o", "/proc/out.npz")
     assert code == 2 and "/proc/out.npz cannot be written" in errors and "to record" not in errors
+
+
+@pytest.mark.parametrize("where", ["a folder", "a device"])
+def test_a_full_disk_is_one_line_and_nothing_is_left_behind(record, tmp_path, monkeypatch, where):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    if where == "a device":
+        (tmp_path / "out.npz").symlink_to("/dev/full")
+        code, _, errors = record()
+        reason = "No space left on device"
+    else:
+        with small_files(100):  # less than the recording takes
+            code, _, errors = record()
+        reason = "File too large"
+        assert not (tmp_path / "out.npz").exists()
+    assert code == 2 and errors.splitlines()[-1] == f"error: {tmp_path / 'out.npz'} cannot be written: {reason}"
+    assert not list((tmp_path / "temporary").iterdir())
+    assert not list(tmp_path.glob(".out.npz*"))
 
 
 def test_the_time_that_was_given_is_named_when_it_is_over(record, tmp_path, monkeypatch):

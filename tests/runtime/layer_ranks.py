@@ -33,10 +33,10 @@ class Model(nn.Module):
 
 
 class Counted:
-    """Bytes that leave this rank for others with the rows of tokens, as PyTorch is given them."""
+    """Bytes that leave this rank for each of the ranks with the rows of tokens, as PyTorch is given them."""
 
-    def __init__(self, rank: int) -> None:
-        self.rank, self.bytes, self._of_tokens = rank, 0, False
+    def __init__(self, rank: int, ranks: int) -> None:
+        self.rank, self.bytes, self._of_tokens = rank, [0] * ranks, False
         begin, to_all, send, operation = LiveExchange.begin, dist.all_to_all_single, dist.isend, dist.P2POp
 
         def counted_begin(*arguments):
@@ -46,17 +46,17 @@ class Counted:
             return arrived
 
         def counted_to_all(into, out, into_splits, out_splits, **more):
-            if self._of_tokens:
-                self.bytes += (sum(out_splits) - out_splits[rank]) * out[:1].nbytes
+            for other, rows in enumerate(out_splits if self._of_tokens else ()):
+                self.bytes[other] += rows * out[:1].nbytes if other != rank else 0
             return to_all(into, out, into_splits, out_splits, **more)
 
-        def counted_send(tensor, *more):
-            self.bytes += tensor.nbytes if tensor.dim() == 2 else 0  # one byte alone is the reply to an arrival
-            return send(tensor, *more)
+        def counted_send(tensor, peer, *more):
+            self.bytes[peer % ranks] += tensor.nbytes if tensor.dim() == 2 else 0  # one byte alone is the reply to an arrival
+            return send(tensor, peer, *more)
 
-        def counted_operation(how, tensor, *more):
-            self.bytes += tensor.nbytes if how is counted_send else 0
-            return operation(send if how is counted_send else how, tensor, *more)
+        def counted_operation(how, tensor, peer, *more):
+            self.bytes[peer % ranks] += tensor.nbytes if how is counted_send else 0
+            return operation(send if how is counted_send else how, tensor, peer, *more)
 
         self.patches = [
             mock.patch.object(LiveExchange, "begin", counted_begin),
@@ -84,9 +84,9 @@ def outcome_of(case: dict, rank: int, ranks: int, group: dist.ProcessGroup | Non
     model = Model(PlannedExperts(stack_of(inward, outward), way, group))
     tokens = tokens_of(ranks, way.experts).of(rank)
     x, weight = tokens.x.requires_grad_(), tokens.weight.requires_grad_()
-    with Counted(rank) as there:
+    with Counted(rank, ranks) as there:
         y = model(x, tokens.chosen, weight)
-    with Counted(rank) as back:
+    with Counted(rank, ranks) as back:
         (y * tokens.target).sum().backward()
     reduce_gradients(model, group)
     with torch.inference_mode():

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.communication.travel import Stops, rows_of_tokens
+from engine.communication.steps import Steps
+from engine.communication.travel import Stops, rows_of_tokens, serving_gpus
 from engine.communication.two_tier import two_tier
 from engine.costs import Datasheet
 from engine.errors import InputError
@@ -110,7 +111,8 @@ def in_groups() -> dict[str, Plan]:
 
 OF_ONE = {"linear": lambda: plan_with(blocks(MODEL, 1)), "in parts": lambda: in_parts(plan_with(blocks(MODEL, 1)), 2)}
 CASES = {4: OF_FOUR, 2: OF_TWO, 1: OF_ONE}
-COPIES_IN_TURN = [name for name in OF_FOUR if "copies:" not in name and name != "two-tier"]
+STRAIGHT = [name for name in OF_FOUR if name != "two-tier"]
+"""Rows go straight to where they are served, and not by way of other ranks."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,29 +212,51 @@ def _of_expert(outcome: dict, expert: int) -> list:
 
 
 def rows_between(plan: Plan, ranks: int) -> np.ndarray:
-    """float64[src, dst] rows of a dispatch by the code that simulates and replays, none that stays. Copies of an
-    expert serve each rank's tokens in turn, as in a launch."""
-    tokens, share = tokens_of(ranks, EXPERTS), plan.placement.share[-1]
+    """float64[src, dst] rows of a dispatch by the code that simulates and replays, none that stays. Copies of an expert serve
+    each rank's tokens by the plan's rule, which knows no tokens of other ranks but their loads; without one in turn."""
+    tokens, placement, travel = tokens_of(ranks, EXPERTS), plan.placement, plan.travel or Travel()
     chosen, source = tokens.chosen.numpy(), tokens.rank.numpy()
-    copies = route(chosen, source, share)
-    hosts = np.full(chosen.shape, -1)
-    hosts[copies.token, copies.choice] = copies.dst
-    stops = Stops(np.array(NODES.node))
-    rows = rows_of_tokens(hosts, source, stops if ranks == 4 else Stops(np.arange(ranks)), (plan.travel or Travel()).unit)
+    stops = Stops(np.array(NODES.node)) if ranks == 4 else Stops(np.arange(ranks))
+    if travel.replicas:
+        load = np.bincount(chosen[chosen >= 0], minlength=EXPERTS).astype(float)
+        own = [source == rank for rank in range(ranks)]
+        parts = [serving_gpus(placement, LAYERS - 1, chosen[of], travel, source[of], stops, load) for of in own]
+        hosts = np.concatenate(parts)
+    else:
+        copies = route(chosen, source, placement.share[-1])
+        hosts = np.full(chosen.shape, -1)
+        hosts[copies.token, copies.choice] = copies.dst
+    rows = rows_of_tokens(hosts, source, stops, travel.unit)
     np.fill_diagonal(rows, 0)
     return rows
 
 
-@pytest.mark.parametrize("case", COPIES_IN_TURN)
+@pytest.mark.parametrize("case", STRAIGHT)
 def test_the_bytes_sent_are_those_of_the_plan(of_four, case):
     plan = of_four.plans[case]
     rows, (out, back) = rows_between(plan, 4), (plan.travel or Travel()).row_bytes(MODEL)
-    there = rows.sum(axis=1) * out + rows.sum(axis=0) * back
-    assert [outcome[case]["bytes"][0] for outcome in of_four.outcomes] == there.tolist()
+    forth = [outcome[case]["bytes"][0] for outcome in of_four.outcomes]
+    assert forth == (rows * out + rows.T * back).tolist()
     # Gradients go back in 32 bits, those of rows that served several experts with those of their gate weights.
     wide, brought = WIDTH * 4, 0 if (plan.travel or Travel()).unit == "copies" else K * 4
-    backward = rows.sum(axis=1) * wide + rows.sum(axis=0) * (wide + brought)
-    assert [outcome[case]["bytes"][1] for outcome in of_four.outcomes] == backward.tolist()
+    assert [outcome[case]["bytes"][1] for outcome in of_four.outcomes] == (rows * wide + rows.T * (wide + brought)).tolist()
+
+
+def test_the_bytes_that_ranks_pass_on_for_others_are_those_of_the_simulated_steps(of_four):
+    plan, rows = of_four.plans["two-tier"], rows_between(of_four.plans["two-tier"], 4)
+    (row, back), wanted, of_a_send = Travel().row_bytes(MODEL), np.zeros((4, 4)), np.zeros((4, 4))
+    assert row == back
+    schedules = plan.send_order.dispatch[-1], plan.send_order.combine[-1]
+    for schedule, counts in zip(schedules, (rows, rows.T), strict=True):
+        _, src, dst, size = Steps.of(schedule, counts, NODES.network).sends()
+        np.add.at(wanted, (src, dst), size)
+        np.add.at(of_a_send, (src, dst), 1)  # each is rounded to whole rows
+    for bytes_ in ([outcome["two-tier"]["bytes"][way] for outcome in of_four.outcomes] for way in range(2)):
+        sent = np.array(bytes_) / row
+        assert (np.abs(sent - wanted) <= of_a_send).all()
+        # Between the nodes every row goes once, whichever ranks it enters and leaves by.
+        for here, there in ((slice(2), slice(2, 4)), (slice(2, 4), slice(2))):
+            assert sent[here, there].sum() == (rows + rows.T)[here, there].sum()
 
 
 def test_two_ranks_compute_the_same(outcomes_of, tmp_path_factory):

@@ -22,7 +22,8 @@ from tests.cases.two_nodes import cluster_of
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "runtime.md").read_text()
-TEXTS = ("w5 w17 w3 w40", "w8 w9")
+TEXTS = ("w5 w17 w3 w40", "w8 w9", "w2")
+"""One more than the ranks take at a time."""
 
 
 def test_the_page_is_a_way_from_a_recording_to_the_words_of_the_plain_model(tmp_path, monkeypatch, warm_python):
@@ -49,8 +50,9 @@ def test_the_page_is_a_way_from_a_recording_to_the_words_of_the_plain_model(tmp_
     command = [sys.executable, "-m", "torch.distributed.run", *run[1:]]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-2000:]
-    for rank, text in enumerate(TEXTS):
+    assert done.stdout.count("text ") == len(TEXTS)
+    for number, text in enumerate(TEXTS):
         ids = torch.tensor([tokenizer.encode(text).ids])
         words = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=20, do_sample=False)
         # Without the end of the line: ranks share the output, and each writes it by itself.
-        assert f"rank {rank}: {tokenizer.decode(words[0].tolist())}" in done.stdout
+        assert f"text {number}, rank {number % 2}: {tokenizer.decode(words[0].tolist())}" in done.stdout

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 pytest.importorskip("transformers")
 
 from engine.errors import StoppedError
-from engine.plan import Placement
+from engine.plan import Placement, Plan
 from engine.runtime import checkpoint
 from engine.runtime.adapters import FAMILIES
 from engine.runtime.apply import apply_plan, check_plan
@@ -221,6 +221,12 @@ def test_a_plan_of_another_model_or_group(tmp_path, layers, experts, gpus, line)
     copy.assert_not_called()
 
 
+def test_a_plan_with_an_expert_that_is_nobodys():
+    content = plan_of(model_of("mixtral"), 2).model_dump(mode="json")
+    content["placement"]["experts_of_gpu"][1][0].remove(3)
+    assert refusal(Plan.from_json, json.dumps(content), "plan.json") == "plan.json: placement: layer 1: expert 3 is on no GPU"
+
+
 # Calls that a model under a plan cannot answer.
 
 
@@ -253,7 +259,7 @@ def test_predicted_bytes_are_those_of_the_tensors(family):
     model = model_of(family, tie_word_embeddings=True)
     memory = weight_memory(model, FAMILIES[family], None)
     tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}.values()
-    assert memory.of_rank.tolist() == [sum(tensor.numel() * tensor.element_size() for tensor in tensors)]
+    assert memory.of_rank.tolist() == [sum(tensor.nbytes for tensor in tensors)]
     check_plan(model, plan_of(model, 1), FAMILIES[family], FAMILIES[family].blocks(model))
 
 

@@ -17,8 +17,9 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
-from engine.errors import InputError
+from engine.errors import InputError, LostRankError
 from engine.launch.rank.failure import STACK, RankFailure
+from engine.runtime.ranks import OF_NCCL, cause_of, is_loss
 
 JOIN_LIMIT = 120.0
 """Seconds for which a rank waits for the others to start: they may have to read PyTorch from a network file system."""
@@ -28,12 +29,7 @@ GRACE = 5.0
 
 NO_MEMORY = re.compile(r"(can't|[Cc]annot) allocate memory|out of memory|failed to map segment")
 WANTED = re.compile(r"ried to allocate ([\d.]+ \w+)")
-OF_NCCL = re.compile(r"^nccl\w+: .*\n(?:Last error:\s*)?(.+)", re.MULTILINE)
-"""The cause in the last line of PyTorch's report on an NCCL error."""
-CLOSED = re.compile(r"[Cc]onnection (closed|reset|refused)|[Bb]roken pipe|remote process")
 SHARED_MEMORY = "shared memory segment"
-PLACE = re.compile(r"^(\[[^\]]*\] )+")
-"""Source positions that a library puts before its errors."""
 
 
 @contextlib.contextmanager
@@ -125,11 +121,8 @@ def _end(error: Exception) -> NoReturn:
 def failure_of(error: Exception, rank: int) -> RankFailure:
     """The report of a rank on the exception that ends it."""
     if isinstance(error, InputError):
-        return RankFailure(rank, str(error), False)
-    by_nccl = OF_NCCL.search(str(error))
-    text = PLACE.sub("", (str(error).splitlines() or [""])[0]).partition(". This is typically")[0]
-    if by_nccl:
-        text = by_nccl[1]
+        return RankFailure(rank, str(error), isinstance(error, LostRankError))
+    by_nccl, text = OF_NCCL.search(str(error)), cause_of(error)
     if by_nccl and SHARED_MEMORY in text:
         room = "make room there (containers have 64 MB unless told otherwise: --shm-size)"
         return RankFailure(rank, f"rank {rank}: {text}; {room}", False)
@@ -139,9 +132,9 @@ def failure_of(error: Exception, rank: int) -> RankFailure:
         size = WANTED.search(text)
         wanted = f" (it wanted {size[1]} more)" if size else ""
         return RankFailure(rank, f"rank {rank} is out of memory{wanted}; use fewer ranks or replay fewer tokens", False)
-    if by_nccl and not CLOSED.search(text):
+    if by_nccl and not is_loss(error):
         return RankFailure(rank, f"rank {rank} failed in NCCL: {text}", False)
-    if isinstance(error, dist.DistError) or "gloo/" in str(error):
+    if is_loss(error):
         return RankFailure(rank, f"rank {rank} lost another rank: {text}", True)
     if isinstance(error, OSError) and error.filename:
         return RankFailure(rank, f"rank {rank}: {error.filename}: {error.strerror}", False)

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
-from engine.errors import InputError
+from engine.errors import InputError, StoppedError
 from engine.files import data_folder, make_folder, open_to_append, write_atomically
 from engine.launch.preparation.launch import PreparedLaunch
 from engine.launch.rank.failure import STANDING, RankProgress, Standing, log_of
@@ -113,10 +113,10 @@ def _wait(handle: str, folder: Path, nodes: int, seen: Path, stop: Stop, report)
             try:
                 clusters.cancel(handle)
             except InputError as error:
-                raise InputError(
+                raise StoppedError(
                     f"the launch was ended: stopped, but {handle} may go on, for it cannot be ended now: {error}"
                 ) from None
-            raise InputError(f"the launch was ended: stopped, and {handle} with it")
+            raise StoppedError(f"the launch was ended: stopped, and {handle} with it")
         try:
             status = clusters.status(handle)
         except InputError as error:

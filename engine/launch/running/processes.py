@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from engine.errors import InputError
+from engine.errors import InputError, StoppedError
 from engine.launch.places.testbed import Testbed
 from engine.launch.rank.failure import STACK, TORCHRUN_LOGS, Failures, RankLogs, RankProgress
 from engine.launch.rank.instructions import PROGRESS
@@ -79,7 +79,7 @@ def run_processes(commands: Sequence[Command], ranks: int, limit: float, folder:
         output.logs.save()
     if any(codes) or output.failures.reported:
         if stop():  # the signal that asked for it may have ended them too
-            raise InputError("the launch was ended: stopped")
+            raise StoppedError("the launch was ended: stopped")
         # A rank that was killed before one that failed because of it.
         for code, place in sorted((code, place) for place, code in enumerate(codes) if code)[:1]:
             output.failures.ended(_rank_of(commands[place]), code)
@@ -128,7 +128,7 @@ def _wait(
     saved, patience = 0.0, math.inf
     while None in (codes := [process.poll() for process in processes]) and not any(codes):
         if stop():
-            raise InputError("the launch was ended: stopped")
+            raise StoppedError("the launch was ended: stopped")
         if (now := time.monotonic()) > deadline:
             raise InputError(f"the launch was ended: not finished after {limit:g} s{_hung(folder)}")
         if output.failures.reported:
