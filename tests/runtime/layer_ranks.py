@@ -5,6 +5,7 @@
 import json
 import os
 import sys
+from collections import Counter
 from pathlib import Path
 from unittest import mock
 
@@ -33,10 +34,10 @@ class Model(nn.Module):
 
 
 class Counted:
-    """Bytes that leave this rank for others with the rows of tokens, as PyTorch is given them."""
+    """Bytes that leave this rank for others with the rows of tokens, as PyTorch is given them. to: those to each rank"""
 
     def __init__(self, rank: int) -> None:
-        self.rank, self.bytes, self._of_tokens = rank, 0, False
+        self.rank, self.to, self._of_tokens = rank, Counter(), False
         begin, to_all, send, operation = LiveExchange.begin, dist.all_to_all_single, dist.isend, dist.P2POp
 
         def counted_begin(*arguments):
@@ -47,16 +48,16 @@ class Counted:
 
         def counted_to_all(into, out, into_splits, out_splits, **more):
             if self._of_tokens:
-                self.bytes += (sum(out_splits) - out_splits[rank]) * out[:1].nbytes
+                self.to.update({dst: rows * out[:1].nbytes for dst, rows in enumerate(out_splits) if dst != rank})
             return to_all(into, out, into_splits, out_splits, **more)
 
-        def counted_send(tensor, *more):
-            self.bytes += tensor.nbytes if tensor.dim() == 2 else 0  # one byte alone is the reply to an arrival
-            return send(tensor, *more)
+        def counted_send(tensor, dst, *more):
+            self.to[dst] += tensor.nbytes if tensor.dim() == 2 else 0  # one byte alone is the reply to an arrival
+            return send(tensor, dst, *more)
 
-        def counted_operation(how, tensor, *more):
-            self.bytes += tensor.nbytes if how is counted_send else 0
-            return operation(send if how is counted_send else how, tensor, *more)
+        def counted_operation(how, tensor, peer, *more):
+            self.to[peer] += tensor.nbytes if how is counted_send else 0
+            return operation(send if how is counted_send else how, tensor, peer, *more)
 
         self.patches = [
             mock.patch.object(LiveExchange, "begin", counted_begin),
@@ -64,6 +65,10 @@ class Counted:
             mock.patch.object(dist, "isend", counted_send),
             mock.patch.object(dist, "P2POp", counted_operation),
         ]
+
+    @property
+    def bytes(self) -> int:
+        return self.to.total()
 
     def __enter__(self) -> "Counted":
         for patch in self.patches:
