@@ -393,7 +393,9 @@ def seconds_of_moves(source: np.ndarray, bytes_per_expert: float, network: Netwo
             partners[dst] |= {src, dst}
             start_ups.append(network.link_latency[src] if linked else network.latency)
         needs = {gpu: max(time for (other, *_), time in busy.items() if other == gpu) for gpu in partners}
-        ends = {gpu: max(clock[other] for other in group) + max(needs[other] for other in group) for gpu, group in partners.items()}
+        ends = {
+            gpu: max(clock[other] for other in group) + max(needs[other] for other in group) for gpu, group in partners.items()
+        }
         for gpu, end in ends.items():
             clock[gpu] = end
     return max(clock) + (min(start_ups) if start_ups else 0.0)
