@@ -189,7 +189,8 @@ class Testbed:
         _ip("-n", switch, "link", "set", port, "master", bridge)
         # Without IPv6, so that Gloo finds one address on the link.
         _ip("-n", switch, "link", "set", port, "addrgenmode", "none", "up")
-        _ip("-n", own, "link", "set", link, "addrgenmode", "none", "up")
+        # Frame by frame: htb would let the kernel's bundles of frames, of all that is in flight, pass at once.
+        _ip("-n", own, "link", "set", link, "gso_max_segs", "1", "addrgenmode", "none", "up")
 
     def _route(self, rank: int, to: str, link: str, fastest: float) -> None:
         """Send packets for these addresses by a link. TCP's data in flight is kept short and the same on every machine,
