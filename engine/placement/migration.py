@@ -93,9 +93,9 @@ def transfers(held_now: Bools, held_new: Bools, bytes_per_expert: float, network
 
 
 def seconds_of(source: Ints, bytes_per_expert: float, network: Network) -> float:
-    """Seconds in which copies move layer after layer, so that no GPU needs room for more than one layer twice. A GPU begins with
-    a layer when it and those that it exchanges copies of it with have done the layers before; the layer takes it as long as
-    the busiest of their ports, and the first one a start-up.
+    """Seconds in which copies move layer after layer, so that a GPU needs room for one layer more and not for all. It begins
+    with a layer when it and those that it exchanges copies of it with have done the layers before; the layer takes it as long
+    as the busiest of their ports. One start-up is included.
 
     source: as in `Transfers`
     """

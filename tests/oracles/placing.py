@@ -383,7 +383,7 @@ def seconds_of_moves(source: np.ndarray, bytes_per_expert: float, network: Netwo
     clock, start_ups = [0.0] * source.shape[2], []
     for row in source:
         busy, partners = Counter(), defaultdict(set)
-        for (expert, dst), src in np.ndenumerate(row):
+        for (_, dst), src in np.ndenumerate(row):
             if src < 0:
                 continue
             linked = bool(network.linked[src, dst])

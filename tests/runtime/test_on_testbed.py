@@ -1,7 +1,8 @@
-"""Models under plans on emulated nodes: eight ranks in two of them answer as the plain model and send the plan's bytes between the
-nodes, and weights move in the seconds that a move is priced at."""
+"""Models under plans on emulated nodes: eight ranks in two of them answer as the plain model and send the plan's bytes between
+the nodes, and weights move in the seconds that a move is priced at."""
 
 import json
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -109,7 +110,7 @@ def test_weights_move_in_the_seconds_of_the_price(on_testbed, layers, experts, w
     """A machine with other work makes an exchange longer, and then the next one may fare better."""
     plans = [blocks(layers, experts), spread(layers, experts, 1), spread(layers, experts, 2), blocks(layers, experts)]
     held, size = [plan.placement.share > 0 for plan in plans], 3.0 * width * d_ff * 4
-    priced = [transfers(*pair, size, FOUR.network) for pair in zip(held, held[1:], strict=False)]
+    priced = [transfers(*pair, size, FOUR.network) for pair in pairwise(held)]
     sizes = {"hidden_size": width, "intermediate_size": d_ff, "num_hidden_layers": layers, "num_experts": experts}
     seen = []
     while len(seen) < TRIES and not (seen and max(map(abs, seen[-1])) <= WITHIN):

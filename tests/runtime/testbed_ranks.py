@@ -1,4 +1,5 @@
-"""The ranks of `test_on_testbed`: `python -m tests.runtime.testbed_ranks 0 1 FOLDER`, with the case in the file that `CASES` names."""
+"""The ranks of `test_on_testbed`: `python -m tests.runtime.testbed_ranks 0 1 FOLDER`, with the case in the file that `CASES`
+names."""
 
 import json
 import os
