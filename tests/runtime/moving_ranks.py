@@ -28,7 +28,7 @@ RANKS = 4
 WORDS, AT = 64, (20, 40)
 """Tokens of a generation, and the steps before which its plan is exchanged."""
 SIZES = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 6}
-"""Of the model that memory is measured with."""
+"""Sizes of the model that memory is measured with."""
 M_MMAP_THRESHOLD = -3
 """The constant of malloc.h."""
 
