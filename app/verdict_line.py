@@ -125,8 +125,8 @@ def _move(standing: Standing) -> None:
         value, text = "nothing", "Every expert stays where it is."
     else:
         value = units.size(move.bytes)
-        through = f"{units.seconds(move.seconds)} through the busiest port"
-        text = f"{move.copies:,} expert copies go to other GPUs: {through}. This pays back {standing.payback}."
+        took = f"{units.seconds(move.seconds)} layer after layer"
+        text = f"{move.copies:,} expert copies go to other GPUs: {took}. This pays back {standing.payback}."
     st.metric("Moves", value, width="content", help=text)
 
 

@@ -105,7 +105,7 @@ def _move(move: Migration) -> str:
         return "Moves no expert: every one stays where it is."
     return (
         f"Moves {move.copies:,} expert {'copy' if move.copies == 1 else 'copies'} to another GPU: {size(move.bytes)} of "
-        f"weights, {seconds(move.seconds)} through the busiest port."
+        f"weights, {seconds(move.seconds)} layer after layer."
     )
 
 

@@ -319,7 +319,7 @@ def _meets(seconds: float, bound: float) -> bool:
 
 @dataclass(frozen=True)
 class Migration:
-    """copies: (layer, expert, GPU) copies that are new; bytes: of their weights; seconds: of the busiest port with the
+    """copies: (layer, expert, GPU) copies that are new; bytes: of their weights; seconds: layer after layer with the
     senders chosen well, and `bound` below which no choice of senders gets; steps: passes after which the time is won
     back, infinite where the plan is no faster."""
 

@@ -34,8 +34,8 @@ class Transfers:
 
     source: int64[layer, expert, gpu], the GPU that sends the copy, -1 where nothing is sent
     traffic: float64[src, dst] bytes
-    seconds: of the busiest port and one start-up, which a good order comes close to
-    bound: seconds below which no choice of senders gets
+    seconds: of moving layer after layer, see `seconds_of`
+    bound: seconds below which no choice of senders gets, in any order
     """
 
     source: Ints
@@ -86,10 +86,33 @@ def transfers(held_now: Bools, held_new: Bools, bytes_per_expert: float, network
     source[layer[by_kind], expert[by_kind], dst[by_kind]] = sender
     traffic = np.zeros((gpus, gpus))
     np.add.at(traffic, (src, dst_of_kind[kind]), chosen * float(bytes_per_expert))
-    seconds = network.bound(traffic)
+    seconds = seconds_of(source, bytes_per_expert, network)
     start_up = float(network.start_up(src, dst_of_kind[kind]).min()) if bytes_per_expert else 0.0
     bound = busiest * bytes_per_expert * (1 - 10 * FABRIC_PRICE) + start_up
     return Transfers(source, traffic, seconds, min(bound, seconds))
+
+
+def seconds_of(source: Ints, bytes_per_expert: float, network: Network) -> float:
+    """Seconds in which copies move layer after layer, so that a GPU needs room for one layer more and not for all. It begins
+    with a layer when it and those that it exchanges copies of it with have done the layers before; the layer takes it as long
+    as the busiest of their ports. One start-up is included.
+
+    source: as in `Transfers`
+    """
+    done, start_ups = np.zeros(network.gpus), []
+    for row in source:
+        expert, dst = np.nonzero(row >= 0)
+        src = row[expert, dst]
+        out, into = network.ports(src, dst)
+        ports = np.bincount(np.r_[out, into], minlength=4 * network.gpus) * bytes_per_expert
+        took = np.divide(ports, network.capacity, out=np.zeros(len(ports)), where=ports > 0).reshape(4, -1).max(axis=0)
+        begin, end = done.copy(), took.copy()
+        for mine, theirs in ((src, dst), (dst, src)):
+            np.maximum.at(begin, mine, done[theirs])
+            np.maximum.at(end, mine, took[theirs])
+        done = np.where(took > 0, begin + end, done)
+        start_ups += network.start_up(src, dst).tolist() if bytes_per_expert else []
+    return float(done.max()) + min(start_ups, default=0.0)
 
 
 def break_even(seconds_to_move: float, seconds_per_step_now: float, seconds_per_step_new: float) -> float:

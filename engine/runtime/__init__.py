@@ -11,5 +11,6 @@ ranks: the group of a plan's ranks, and the end of one of them
 gradients: sums of gradients, over replicas and over all ranks
 adapters: the MoE blocks of a family of models
 apply: a plan applied to a model
+moving: a plan exchanged for another one while the model runs
 checkpoint, weights, memory: a model out of a folder, with the experts of this rank alone
 """

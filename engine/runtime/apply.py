@@ -1,6 +1,7 @@
 """A plan applied to a person's own PyTorch model: its experts where the plan puts them, its rows in the plan's order."""
 
 import logging
+from collections.abc import Mapping
 from functools import wraps
 from typing import NamedTuple, TypeVar
 
@@ -48,9 +49,9 @@ def apply_plan(
     Returns the same model. Raises InputError, before anything is changed, if the plan is not one of this model and group.
     """
     if any(isinstance(module, PlannedExperts) for module in model.modules()):
-        raise InputError(f"{type(model).__name__} runs under a plan already; take the model as it was before")
+        raise InputError(f"{type(model).__name__} runs under a plan already: exchange_plan takes it to another one")
     adapter = adapter or adapter_of(model)
-    check_plan(model, plan, adapter, adapter.blocks(model))
+    check_plan(type(model).__name__, plan, {block.layer: adapter.experts(block) for block in adapter.blocks(model)})
     place_experts(model, plan, group, adapter, tiers)
     return model
 
@@ -75,23 +76,31 @@ def place_experts(
     if ranks > 1 and hasattr(model, "save_pretrained"):
         model.save_pretrained = _refuse_to_save
     if rank == 0:
-        for line in not_followed(plan):
-            _log.warning("plan %s on a live model: %s", plan.name, line)
+        say_not_followed(plan)
     return placed
 
 
-def check_plan(model: nn.Module, plan: Plan, adapter: Adapter, blocks: list[Block]) -> None:
-    """Raise InputError unless the plan's layers and experts are the model's."""
-    placement, name = plan.placement, type(model).__name__
-    layers = tuple(block.layer for block in blocks)
+def say_not_followed(plan: Plan) -> None:
+    """Log the parts of a plan that a live model does not carry out."""
+    for line in not_followed(plan):
+        _log.warning("plan %s on a live model: %s", plan.name, line)
+
+
+def check_plan(name: str, plan: Plan, experts: Mapping[int, int]) -> None:
+    """Raise InputError unless the plan's layers and experts are the model's.
+
+    name: of the model
+    experts: of each MoE layer, in the order of the layers, by its number among all layers
+    """
+    placement, layers = plan.placement, tuple(experts)
     if placement.model_layers != layers:
         raise InputError(
             f"the plan {plan.name} places the MoE layers {_numbers(placement.model_layers)}, and {name} has {_numbers(layers)}"
         )
-    for block in blocks:
-        if (experts := adapter.experts(block)) != placement.experts:
+    for layer, count in experts.items():
+        if count != placement.experts:
             raise InputError(
-                f"the plan {plan.name} places {placement.experts} experts a layer, {name} has {experts} in layer {block.layer}"
+                f"the plan {plan.name} places {placement.experts} experts a layer, {name} has {count} in layer {layer}"
             )
 
 

@@ -6,7 +6,7 @@ and every rank cuts the plan's schedule to them by itself, as a launch does.
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -134,6 +134,34 @@ class LiveExchange:
         coming = leaving.new_empty((sum(received), *rows.shape[1:]))
         dist.all_to_all_single(_bytes(coming), _bytes(leaving), received, sent, group=self.group)
         return coming.to(rows.device)
+
+    def pass_on(
+        self, leaving: Sequence[tuple[torch.Tensor, int]], coming: Sequence[tuple[torch.Tensor, int]]
+    ) -> Callable[[], None]:
+        """Begin to send tensors to ranks and to fill others with those that ranks send; between two ranks they go in one order.
+        The function returned waits until all have gone and come.
+
+        leaving, coming: tensors of one axis at least, and the ranks at the other end
+        """
+        if not leaving and not coming:
+            return _nothing
+        peers, arriving = dist.get_process_group_ranks(self.group), [self._staged(tensor) for tensor, _ in coming]
+        # Receives first: Gloo would queue up the word that a rank is ready behind the data that it sends.
+        operations = [
+            dist.P2POp(dist.irecv, _bytes(tensor), peers[src], self.group)
+            for tensor, (_, src) in zip(arriving, coming, strict=True)
+        ]
+        operations += [dist.P2POp(dist.isend, _bytes(self._staged(tensor)), peers[dst], self.group) for tensor, dst in leaving]
+        works = dist.batch_isend_irecv(operations)
+
+        def arrived() -> None:
+            for work in works:
+                work.wait()
+            for (tensor, _), there in zip(coming, arriving, strict=True):
+                if there is not tensor:
+                    tensor.copy_(there)
+
+        return arrived
 
     def _in_order(self, kind: str, leaving: torch.Tensor, coming: torch.Tensor, sizes: Sizes) -> Callable[[], object]:
         """Carry out an exchange in the plan's order: at once, or where parts overlap, over Gloo, in a thread of its own."""

@@ -68,11 +68,14 @@ def weight_memory(model: nn.Module, adapter: Family, placement: Placement | None
     return WeightMemory(sum(sizes), expert, held, max(sizes + slices, default=0))
 
 
-def check_memory(memory: WeightMemory, group: dist.ProcessGroup | None, device: torch.device) -> None:
+def check_memory(peak: np.ndarray, group: dist.ProcessGroup | None, device: torch.device) -> None:
     """Raise InputError unless all ranks have room for their weights: the ranks of one host together in its memory, each rank
-    on a GPU in that. It says so on all ranks, so that none waits for another."""
+    on a GPU in that. It says so on all ranks, so that none waits for another.
+
+    peak: int64[rank]; most bytes at once, on top of those in use
+    """
     rank = 0 if group is None else dist.get_rank(group)
-    need = int(memory.peak[rank])
+    need = int(peak[rank])
     if device.type == "cuda":
         where, room, place = "of its GPU", torch.cuda.mem_get_info(device)[0], rank
     else:

@@ -74,10 +74,11 @@ def load_planned(
         check_device(group, loading.device)
     with all_or_none(group, loading.device, "checked the folder"):
         checkpoint, family, model, sources = _opened(folder, loading.dtype)
-        check_plan(model, plan, family, family.blocks(model))
+        blocks = family.blocks(model)
+        check_plan(type(model).__name__, plan, {block.layer: family.experts(block) for block in blocks})
         memory = weight_memory(model, family, plan.placement)
         placed = place_experts(model, plan, group, family, tiers)
-    check_memory(memory, group, loading.device)
+    check_memory(memory.peak, group, loading.device)
     stacks = [(one.block, one.stack, one.way.held) for one in placed]
     with all_or_none(group, loading.device, "loaded its weights"):
         if checkpoint.empty and rank == 0:
@@ -90,7 +91,7 @@ def load_model(folder: Path | str, loading: Loading | None = None) -> "PreTraine
     """The model in a folder as it is, with all experts in this process: `load_planned` without a plan."""
     loading = loading or Loading()
     checkpoint, family, model, sources = _opened(folder, loading.dtype)
-    check_memory(weight_memory(model, family, None), None, loading.device)
+    check_memory(weight_memory(model, family, None).peak, None, loading.device)
     if checkpoint.empty:
         _log.warning("%s has no weights: random ones of its config", folder)
     blocks = family.blocks(model)

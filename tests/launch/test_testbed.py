@@ -79,7 +79,7 @@ def test_nothing_is_left_after_an_error_not_even_a_process_inside(error):
 @needs_testbed
 def test_nothing_is_left_when_it_cannot_be_finished(monkeypatch):
     monkeypatch.setattr(testbed, "_shape", lambda *arguments: testbed._ip("no-such-object"))
-    assert re.search("refuse.*no-such-object.*sch_tbf", refusal(Testbed(np.full(2, MBIT)).__enter__)) and not own_namespaces()
+    assert re.search("refuse.*no-such-object.*sch_htb", refusal(Testbed(np.full(2, MBIT)).__enter__)) and not own_namespaces()
 
 
 WAITING = """

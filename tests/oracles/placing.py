@@ -3,6 +3,7 @@
 Every `check_` function returns the figures it measured and raises `IllegalError` with the first broken rule.
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -11,6 +12,7 @@ import numpy as np
 from scipy.optimize import linprog
 
 from engine.errors import IllegalError
+from engine.network import Network
 from tests.oracles.rules import illegal_if
 
 
@@ -371,3 +373,29 @@ def check_transfers(
                     raise IllegalError(f"GPU {sender} sends layer {layer}, expert {expert} without having it")
                 added[sender, gpu] += bytes_per_expert
     illegal_if(not np.allclose(added, traffic), "the traffic is not the sum of the copies sent")
+
+
+def seconds_of_moves(source: np.ndarray, bytes_per_expert: float, network: Network) -> float:
+    """Seconds of copies that move layer after layer, every GPU as soon as it and its partners of a layer are there.
+
+    source: int[layer, expert, gpu], see `check_transfers`
+    """
+    clock, start_ups = [0.0] * source.shape[2], []
+    for row in source:
+        busy, partners = Counter(), defaultdict(set)
+        for (_, dst), src in np.ndenumerate(row):
+            if src < 0:
+                continue
+            linked = bool(network.linked[src, dst])
+            busy[src, "out", linked] += bytes_per_expert / (network.link[src] if linked else network.send[src])
+            busy[dst, "in", linked] += bytes_per_expert / (network.link[dst] if linked else network.receive[dst])
+            partners[src] |= {src, dst}
+            partners[dst] |= {src, dst}
+            start_ups.append(network.link_latency[src] if linked else network.latency)
+        needs = {gpu: max(time for (other, *_), time in busy.items() if other == gpu) for gpu in partners}
+        ends = {
+            gpu: max(clock[other] for other in group) + max(needs[other] for other in group) for gpu, group in partners.items()
+        }
+        for gpu, end in ends.items():
+            clock[gpu] = end
+    return max(clock) + (min(start_ups) if start_ups else 0.0)

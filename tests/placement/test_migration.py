@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from engine.errors import IllegalError, InputError
 from engine.network import Network
-from engine.placement.migration import break_even, moved, transfers
+from engine.placement.migration import break_even, moved, seconds_of, transfers
 from tests.cases.examples import tried
-from tests.oracles.placing import check_transfers
+from tests.oracles.placing import check_transfers, seconds_of_moves
 from tests.strategies import networks, seeds
 
 
@@ -33,7 +33,8 @@ def test_transfers_are_legal_and_their_limit_holds(network, seed, layers, expert
     now, new = (random_held(rng, layers, experts, network.gpus) for _ in range(2))
     sent = transfers(now, new, 300.0, network)
     check_transfers(sent.source, sent.traffic, now, new, 300.0)
-    assert sent.seconds == pytest.approx(network.bound(sent.traffic))
+    assert sent.seconds == pytest.approx(seconds_of_moves(sent.source, 300.0, network))
+    assert sent.seconds >= network.bound(sent.traffic) * (1 - 1e-9)
     assert sent.bound <= sent.seconds
     copies = np.argwhere(moved(now, new))
     assert copies.tolist() == np.argwhere(new & ~now).tolist()
@@ -42,9 +43,9 @@ def test_transfers_are_legal_and_their_limit_holds(network, seed, layers, expert
         return
     fastest = np.inf
     for src in product(*choices):
-        traffic = np.zeros((network.gpus, network.gpus))
-        np.add.at(traffic, (np.array(src, dtype=int), copies[:, 2]), 300.0)
-        fastest = min(fastest, network.bound(traffic))
+        source = np.full(now.shape, -1)
+        source[tuple(copies.T)] = src
+        fastest = min(fastest, seconds_of(source, 300.0, network))
     assert sent.bound <= fastest * (1 + 1e-9)
     assert sent.seconds <= fastest * 1.5
 
@@ -62,6 +63,16 @@ def test_senders_share_the_work():
     new[3, 0, 5] = False
     sent = transfers(now, new, 10.0, even_network(6, latency=0.5))
     assert (sent.seconds, sent.bound) == (pytest.approx(20.5), pytest.approx(15.5, rel=1e-4))
+
+
+def test_a_gpu_waits_for_its_partners_of_a_layer_alone():
+    """0 sends to 1 in the first layer, 2 to 3 in the next two, and 1 to 2 and 3 in the last one."""
+    source = np.full((4, 2, 4), -1)
+    source[0, 0, 1], source[1:3, 0, 3] = 0, 2
+    network = even_network(4, latency=0.5)
+    assert seconds_of(source, 10.0, network) == pytest.approx(20.5)
+    source[3, [0, 1], [2, 3]] = 1
+    assert seconds_of(source, 10.0, network) == pytest.approx(40.5)
 
 
 def test_links_of_a_node_are_taken_where_they_are_no_slower():

@@ -5,6 +5,7 @@
 import json
 import os
 import sys
+from collections import Counter
 from pathlib import Path
 from unittest import mock
 
@@ -33,10 +34,10 @@ class Model(nn.Module):
 
 
 class Counted:
-    """Bytes that leave this rank for each of the ranks with the rows of tokens, as PyTorch is given them."""
+    """Bytes that leave this rank for others with the rows of tokens, as PyTorch is given them. to: those to each rank"""
 
-    def __init__(self, rank: int, ranks: int) -> None:
-        self.rank, self.bytes, self._of_tokens = rank, [0] * ranks, False
+    def __init__(self, rank: int) -> None:
+        self.rank, self.to, self._of_tokens = rank, Counter(), False
         begin, to_all, send, operation = LiveExchange.begin, dist.all_to_all_single, dist.isend, dist.P2POp
 
         def counted_begin(*arguments):
@@ -46,16 +47,16 @@ class Counted:
             return arrived
 
         def counted_to_all(into, out, into_splits, out_splits, **more):
-            for other, rows in enumerate(out_splits if self._of_tokens else ()):
-                self.bytes[other] += rows * out[:1].nbytes if other != rank else 0
+            if self._of_tokens:
+                self.to.update({dst: rows * out[:1].nbytes for dst, rows in enumerate(out_splits) if dst != rank})
             return to_all(into, out, into_splits, out_splits, **more)
 
-        def counted_send(tensor, peer, *more):
-            self.bytes[peer % ranks] += tensor.nbytes if tensor.dim() == 2 else 0  # one byte alone is the reply to an arrival
-            return send(tensor, peer, *more)
+        def counted_send(tensor, dst, *more):
+            self.to[dst] += tensor.nbytes if tensor.dim() == 2 else 0  # one byte alone is the reply to an arrival
+            return send(tensor, dst, *more)
 
         def counted_operation(how, tensor, peer, *more):
-            self.bytes[peer % ranks] += tensor.nbytes if how is counted_send else 0
+            self.to[peer] += tensor.nbytes if how is counted_send else 0
             return operation(send if how is counted_send else how, tensor, peer, *more)
 
         self.patches = [
@@ -84,9 +85,9 @@ def outcome_of(case: dict, rank: int, ranks: int, group: dist.ProcessGroup | Non
     model = Model(PlannedExperts(stack_of(inward, outward), way, group))
     tokens = tokens_of(ranks, way.experts).of(rank)
     x, weight = tokens.x.requires_grad_(), tokens.weight.requires_grad_()
-    with Counted(rank, ranks) as there:
+    with Counted(rank) as there:
         y = model(x, tokens.chosen, weight)
-    with Counted(rank, ranks) as back:
+    with Counted(rank) as back:
         (y * tokens.target).sum().backward()
     reduce_gradients(model, group)
     with torch.inference_mode():
@@ -97,7 +98,8 @@ def outcome_of(case: dict, rank: int, ranks: int, group: dist.ProcessGroup | Non
         for name, matrix in (("inward", experts.inward), ("outward", experts.outward), ("factor", model.factor))
     }
     tensors = {"y": y, "again": again, "x": x.grad, "weight": weight.grad} | gradients
-    return {"held": way.held, "bytes": [there.bytes, back.bytes], **{name: tensor.tolist() for name, tensor in tensors.items()}}
+    sent = [[counted.to[dst] for dst in range(ranks)] for counted in (there, back)]
+    return {"held": way.held, "bytes": sent, **{name: tensor.tolist() for name, tensor in tensors.items()}}
 
 
 def main(rank: int, ranks: int, folder: Path) -> None:

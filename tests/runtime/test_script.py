@@ -16,8 +16,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from engine.cli import main
 from engine.plan import Plan
+from engine.runtime.apply import apply_plan
 from engine.runtime.checkpoint import SWITCH
-from tests.cases.tiny_models import model_of
+from tests.cases.plans import plan_of as plan_at
+from tests.cases.tiny_models import model_of, plan_of, tokens_of
 from tests.cases.two_nodes import cluster_of
 
 ROOT = Path(__file__).parents[2]
@@ -56,3 +58,20 @@ def test_the_page_is_a_way_from_a_recording_to_the_words_of_the_plain_model(tmp_
         words = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=20, do_sample=False)
         # Without the end of the line: ranks share the output, and each writes it by itself.
         assert f"text {number}, rank {number % 2}: {tokenizer.decode(words[0].tolist())}" in done.stdout
+
+
+def test_the_page_exchanges_a_plan_under_a_generation(tmp_path, monkeypatch, capsys):
+    """On one rank, where nothing moves; on four see `test_moving`."""
+    (excerpt,) = re.findall(r"^```python\n(from itertools.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    plan = plan_of(model_of("olmoe"), 1)
+    other = plan_at(plan.placement.model_copy(update={"experts_of_gpu": ((tuple(range(8))[::-1],),) * 2}))
+    (tmp_path / "other.json").write_text(other.model_dump_json())
+    monkeypatch.chdir(tmp_path)
+    model, ids = apply_plan(model_of("olmoe"), plan), tokens_of()
+    exec(excerpt, {"Plan": Plan, "Path": Path, "model": model})
+    words = model.generate(ids, max_new_tokens=12, do_sample=False)
+    assert capsys.readouterr().out.startswith("Moved(copies=0, bytes=0, seconds=")
+    assert torch.equal(words, model_of("olmoe").generate(ids, max_new_tokens=12, do_sample=False))
+    assert not torch.equal(
+        model.model.layers[0].mlp.experts.experts.down_proj, model_of("olmoe").model.layers[0].mlp.experts.down_proj
+    )

@@ -40,9 +40,8 @@ NAME = re.compile(rf"{PREFIX}-\d+-\d+-[0-9a-f]{{6}}-(\d+|switch)")
 """Name of a namespace: process id and start of its maker, a token of the testbed, and the rank."""
 
 SUBNET, FIRST_ADDRESS = "10.77.0.0/16", IPv4Address("10.77.0.1")
-FRAME, PAYLOAD, ACKNOWLEDGEMENT = 1514, 1448, 66
-"""Bytes of an Ethernet frame, of the TCP data in it, and of the frame that acknowledges two of them. tbf counts frames,
-but a bandwidth here is of data that passes while as much comes the other way."""
+FRAME, PAYLOAD = 1514, 1448
+"""Bytes of an Ethernet frame, and of the TCP data in it. htb counts frames, but a bandwidth here is of data."""
 
 IN_FLIGHT, HANDED_OVER = 0.004, 0.01
 """Most seconds of the fastest link's data that a connection has in flight, and that the kernel takes from its sender
@@ -190,7 +189,8 @@ class Testbed:
         _ip("-n", switch, "link", "set", port, "master", bridge)
         # Without IPv6, so that Gloo finds one address on the link.
         _ip("-n", switch, "link", "set", port, "addrgenmode", "none", "up")
-        _ip("-n", own, "link", "set", link, "addrgenmode", "none", "up")
+        # Frame by frame: htb would let the kernel's bundles of frames, of all that is in flight, pass at once.
+        _ip("-n", own, "link", "set", link, "gso_max_segs", "1", "addrgenmode", "none", "up")
 
     def _route(self, rank: int, to: str, link: str, fastest: float) -> None:
         """Send packets for these addresses by a link. TCP's data in flight is kept short and the same on every machine,
@@ -247,16 +247,40 @@ def _remove_namespace(name: str) -> None:
 
 
 def _shape(namespace: str, link: str, rate: float) -> None:
-    """Let traffic leave by `link` at `rate` bytes/s of data and not faster.
+    """Let traffic leave by `link` at `rate` bytes/s of data and not faster. Acknowledgements, IP packets of TCP below 64 bytes,
+    pass at once: behind the data of others they would come late, and with so little in flight a rank that receives from two
+    would send at half its rate. On the networks of GPUs they wait for no data.
 
     burst: passes at once after a pause: two milliseconds' worth, and at least two frames
     limit: a queue of half a second, and not less than a window of data from each of some peers, so that TCP loses next
         to nothing, as on a lossless fabric
     """
-    with_frames = rate * (FRAME + ACKNOWLEDGEMENT / 2) / PAYLOAD
-    burst, limit = max(round(with_frames * 0.002), 2 * FRAME), max(round(with_frames * 0.5), 2**20)
-    shape = ("rate", f"{round(with_frames * 8)}bit", "burst", f"{burst}b", "limit", f"{limit}b")
-    _command("tc", "-n", namespace, "qdisc", "add", "dev", link, "root", "tbf", *shape)
+    with_frames = rate * FRAME / PAYLOAD
+    burst, limit = f"{max(round(with_frames * 0.002), 2 * FRAME)}b", f"{max(round(with_frames * 0.5), 2**20)}b"
+    bits = f"{round(with_frames * 8)}bit"
+    short = ("match", "ip", "protocol", "6", "0xff", "match", "u16", "0", "0xffc0", "at", "2")  # the length is at byte 2
+    for kind, *words in (
+        ("qdisc", "root", "handle", "1:", "htb", "default", "1"),
+        (
+            "class",
+            "parent",
+            "1:",
+            "classid",
+            "1:1",
+            "htb",
+            "rate",
+            bits,
+            "burst",
+            burst,
+            "cburst",
+            burst,
+            "quantum",
+            str(FRAME),
+        ),
+        ("qdisc", "parent", "1:1", "bfifo", "limit", limit),
+        ("filter", "parent", "1:", "protocol", "ip", "u32", *short, "flowid", "1:0"),
+    ):
+        _command("tc", "-n", namespace, kind, "add", "dev", link, *words)
 
 
 def _tools() -> dict[str, str]:
@@ -287,7 +311,7 @@ def _command(tool: str, *arguments: str, standard_input: str = "") -> str:
         message = " ".join(finished.stderr.split()) or f"exit code {finished.returncode}"
         raise InputError(
             f"the kernel or its tools refuse the testbed: '{tool} {' '.join(arguments)}' says: {message}; it needs root with "
-            "CAP_NET_ADMIN and CAP_SYS_ADMIN, and the modules veth, bridge and sch_tbf"
+            "CAP_NET_ADMIN and CAP_SYS_ADMIN, and the modules veth, bridge, sch_htb and cls_u32"
         )
     return finished.stdout
 
