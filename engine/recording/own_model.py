@@ -48,12 +48,21 @@ class Texts:
 
 
 def tokenised(folder: Path, prompts: Sequence[Prompt], new_tokens: int) -> Texts:
+    """`read_texts`, for a recording. Raises InputError also if that would be too large to read."""
+    texts = read_texts(folder, prompts, new_tokens)
+    if texts.size.bytes > MAX_RECORDED_BYTES:
+        raise InputError(
+            f"the recording would be larger than a file of {MAX_FILE_BYTES // 1024**2} MB ({texts.size.sum}); take fewer texts"
+        )
+    return texts
+
+
+def read_texts(folder: Path, prompts: Sequence[Prompt], new_tokens: int) -> Texts:
     """The tokens of texts by the folder's `tokenizer.json`, and the size of a recording of them, before any weight is read.
 
     new_tokens: generated of each text
 
-    Raises InputError if the folder has no config of a known family or no tokenizer, a token is none of the model's, or the
-    recording would be too large to read.
+    Raises InputError if the folder has no config of a known family or no tokenizer, or a token is none of the model's.
     """
     # With PyTorch, which no other way to record needs.
     from engine.runtime.adapters import family_of
@@ -77,10 +86,6 @@ def tokenised(folder: Path, prompts: Sequence[Prompt], new_tokens: int) -> Texts
     if not kept:
         raise InputError("the texts have no tokens")
     size = estimate("pytorch", model, sum(map(len, kept)) + len(kept) * max(new_tokens - 1, 0))
-    if size.bytes > MAX_RECORDED_BYTES:
-        raise InputError(
-            f"the recording would be larger than a file of {MAX_FILE_BYTES // 1024**2} MB ({size.sum}); take fewer texts"
-        )
     return Texts(kept, model, size, sum(len(ids) > len(own) for ids, own in zip(filter(None, every), kept, strict=True)))
 
 
