@@ -4,15 +4,12 @@ the batches; stopped soon; nothing of the texts kept; and the command around it.
 import json
 import signal
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("transformers")
-
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from engine import formats
 from engine.cli import main
@@ -23,23 +20,13 @@ from engine.runtime.checkpoint import SWITCH
 from engine.runtime.weights import load_model
 from engine.workload import DECODE, PREFILL
 from tests.cases.refusals import refusal
-from tests.cases.tiny_models import CONFIGS, model_of
+from tests.cases.tiny_models import CONFIGS, saved
 
-WORDS = [f"w{number}" for number in range(96)]
 TEXTS = ["w5 w17 w3", "w8", "w1 w2 w3 w4 w5 w6 w7", "w60 w61"]
 
 
 def quiet(share: float, line: str) -> None:
     """A report that nobody reads."""
-
-
-def saved(folder: Path, family: str = "deepseek_v3", **config) -> Path:
-    """A folder with a small model and a tokenizer of the words w0 to w95."""
-    model_of(family, **config).save_pretrained(folder)
-    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="w0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    return folder
 
 
 def routed(model: torch.nn.Module, ids: list[int]) -> np.ndarray:
@@ -103,7 +90,7 @@ def test_stop_keeps_the_passes_so_far_and_ends_within_one(tmp_path):
 
 def test_texts_that_the_model_cannot_take(tmp_path, monkeypatch):
     folder = saved(tmp_path)
-    long = " ".join(WORDS * 2)
+    long = " ".join([f"w{number}" for number in range(96)] * 2)
     texts = tokenised(folder, [long, "w1"], 28)
     assert [len(ids) for ids in texts.ids] == [100, 1] and texts.cut == 1
     assert "128 new tokens of each text do not fit" in refusal(tokenised, folder, ["w1"], 128)
