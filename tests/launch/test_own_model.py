@@ -26,7 +26,7 @@ from engine.launch.preparation.launch import Launch, PreparedLaunch
 from engine.launch.preparation.prepare import prepare
 from engine.launch.rank.context import RankContext
 from engine.launch.rank.instructions import OwnModel
-from engine.launch.results.own import whole_exchanges, with_besides
+from engine.launch.results.own import Besides, whole_exchanges, with_besides
 from engine.launch.results.run import Run
 from engine.launch.running.local import run_here
 from engine.launch.running.torchx_application import dry_run
@@ -400,8 +400,8 @@ def test_a_predicted_pass_has_all_that_is_besides_its_layers():
     whole = whole_exchanges(pd.DataFrame(rows, columns=columns))
     sends = whole[whole["kind"] == "dispatch"].sort_values(["layer", "resource"])
     assert sends[["resource", "start", "end", "bytes", "peer"]].to_numpy().tolist()[:2] == [[0, 2, 4, 11, -1], [1, 2, 4, 0, -1]]
-    besides = np.array([[3.0, 1.0], [2.0, 2.0], [1.0, 4.0]])
-    events = with_besides(whole, besides, 0.5)
+    others = Besides(np.array([[3.0, 1.0], [2.0, 2.0], [1.0, 4.0]]), np.array([3.0, 2.0, 4.0]))
+    events = with_besides(whole, others, 0.5)
     assert events["end"].max() == 20 + 3 + 2 + 2 * 0.5 + 4
     of = dict(list(events[events["resource"] == 0].sort_values("start").groupby("kind")))
     assert of["attention"]["start"].tolist() == [0, 13.5, 26] and of["attention"]["layer"].tolist() == [0, 1, -1]
