@@ -8,6 +8,7 @@ import functools
 import json
 import math
 import socket
+import sys
 import threading
 import time
 from pathlib import Path
@@ -242,6 +243,11 @@ class Context:
     def ask_to_stop(self) -> None:
         """Make `stop()` True. Takes no lock: a signal handler calls it."""
         self._stop = True
+
+    def handed(self) -> bytes:
+        """The part of the question that is kept nowhere, which the worker has as its standard input. Empty in a job that was
+        started again after a restart, and where there is none."""
+        return sys.stdin.buffer.read()
 
     def report(
         self,
