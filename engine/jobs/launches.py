@@ -74,6 +74,7 @@ class LaunchAsk(Ask):
     cluster: Document | None = None
     destination: Document | None = None
     step: Document | None = None
+    own: Document | None = None
 
     def launch(self) -> Launch:
         """The launch with its recordings. Raises InputError if one is lost or a part does not fit."""
@@ -109,12 +110,61 @@ TimelineJson = Annotated[Document, SkipValidation]
 """A `Timeline` as JSON. It is opened when it is drawn: it may have millions of events."""
 
 
+class Pace(Answer):
+    """The pace of a pass in which a model generates tokens.
+
+    prefill_seconds: until all texts have their first new token (time to first token)
+    token_seconds: of each further token, one of every text; None: there was but one
+    tokens_per_second: new tokens of all texts over the whole pass
+    """
+
+    prefill_seconds: float
+    token_seconds: float | None
+    tokens_per_second: float
+
+
+class Generated(Answer):
+    """The tokens that a person's own model generated under a plan.
+
+    measured: of the median pass; passes: of every timed one
+    same_tokens: True if they are those of the unplanned model; None: not compared
+    """
+
+    measured: Pace
+    predicted: Pace
+    passes: tuple[Pace, ...]
+    same_tokens: bool | None
+
+
+class OwnRun(Answer):
+    """A person's own model in a launch.
+
+    random_weights: True if the folder has none; padded: tokens that were computed to make the texts of a rank equally long
+    not_compared: why there is no unplanned model to compare with; "" if there was one
+    predicted_from: what the predictions are made of, and what of them is measured, a sentence
+    predicted_memory, measured_memory: bytes of weights on every rank, those of all plans' experts together
+    """
+
+    folder: str
+    random_weights: bool
+    prompts: int
+    prompt_tokens: int
+    new_tokens: int
+    padded: int
+    not_compared: str
+    predicted_from: str
+    predicted_memory: tuple[float, ...]
+    measured_memory: tuple[float, ...]
+
+
 class LaunchedPlan(Answer):
     """One plan as predicted and as measured. Fields that may be None are not in answers of every version.
 
     plan: id; waiting_seconds, predicted_waiting_seconds: see `launch.results.comparison`; pass_seconds: of every timed pass
-    difference: largest difference of the output from the unplanned computation, relative to its largest number
+    difference: largest difference of the output from the unplanned computation, relative to its largest number; None: of a
+        model that was too large to be run without a plan
     allowed_difference: that rounding explains
+    generated: by a person's own model; None: tokens were replayed
     """
 
     plan: str | None = None
@@ -128,8 +178,9 @@ class LaunchedPlan(Answer):
     waiting_seconds: float
     predicted_waiting_seconds: float = 0.0
     pass_seconds: tuple[float, ...]
-    difference: float
+    difference: float | None
     allowed_difference: float | None = None
+    generated: Generated | None = Field(default=None, exclude_if=lambda generated: generated is None)
 
     def timelines(self) -> tuple[Timeline, Timeline]:
         """The predicted and the measured timeline."""
@@ -160,6 +211,7 @@ class LaunchAnswer(Answer):
 
     preference: None: of a single plan; clock_error: seconds by which ranks' clocks may differ, 0: they share one
     profile: costs that were measured at the start; routing: the words on tokens that were not recorded
+    own: of a person's own model; its tokens are those that go through it in a pass
     """
 
     runs: tuple[LaunchedPlan, ...] = ()
@@ -170,6 +222,7 @@ class LaunchAnswer(Answer):
     profile: Annotated[CostProfile, PlainSerializer(_without_nulls)]
     routing: str = Field(default="", exclude_if=lambda routing: not routing)
     testbed: Links | None = Field(default=None, exclude_if=lambda testbed: testbed is None)
+    own: OwnRun | None = Field(default=None, exclude_if=lambda own: own is None)
 
     @property
     def is_of_now(self) -> bool:

@@ -65,12 +65,22 @@ class Texts:
 
 
 def tokenised(folder: Path, prompts: Sequence[Prompt], new_tokens: int) -> Texts:
+    """`read_texts`, for a recording. Raises InputError also if that would be too large to read."""
+    texts = read_texts(folder, prompts, new_tokens)
+    if texts.size.bytes > MAX_RECORDED_BYTES:
+        raise InputError(
+            f"the recording would be larger than a file of {MAX_FILE_BYTES // 1024**2} MB ({texts.size.sum}); take fewer texts"
+        )
+    return texts
+
+
+def read_texts(folder: Path, prompts: Sequence[Prompt], new_tokens: int) -> Texts:
     """The tokens of texts by the folder's `tokenizer.json`, and the size of a recording of them, before any weight is read.
 
     new_tokens: generated of each text
 
-    Raises InputError if the folder has no config of an MoE model or no tokenizer, a token is none of the model's, or the
-    recording would be too large to read. PyTorch is not needed, so a family without an adapter is found by `load_model`.
+    Raises InputError if the folder has no config of an MoE model or no tokenizer, or a token is none of the model's. PyTorch is
+    not needed, so a family without an adapter is found by `load_model`.
     """
     config = read_config(folder)
     model = formats.read_model(folder / "config.json")
@@ -89,10 +99,6 @@ def tokenised(folder: Path, prompts: Sequence[Prompt], new_tokens: int) -> Texts
     if not kept:
         raise InputError("the texts have no tokens")
     size = estimate("pytorch", model, sum(map(len, kept)) + len(kept) * max(new_tokens - 1, 0))
-    if size.bytes > MAX_RECORDED_BYTES:
-        raise InputError(
-            f"the recording would be larger than a file of {MAX_FILE_BYTES // 1024**2} MB ({size.sum}); take fewer texts"
-        )
     cut = sum(len(ids) > len(own) for ids, own in zip(filter(None, every), kept, strict=True))
     return Texts(kept, model, size, cut, len(every) - len(kept))
 

@@ -54,11 +54,29 @@ class Tokens:
     importance: np.ndarray | None = None
 
 
+class OwnModel(Frozen):
+    """A person's own model and the texts that it runs on: prefill, then tokens chosen greedily, whatever ends a sequence.
+
+    folder: with its config.json, and safetensors files; without those its weights are random
+    prompts: the ids of the tokens of each text; texts are dealt to the ranks in turn
+    new_tokens: generated of each; the last one is never computed with
+    """
+
+    folder: str
+    prompts: tuple[tuple[int, ...], ...] = Field(min_length=1)
+    new_tokens: int = Field(ge=1)
+
+    def batch(self, rank: int, ranks: int) -> tuple[tuple[int, ...], ...]:
+        """The texts of a rank. One without any computes with a token of any kind, since all ranks call the model alike."""
+        return self.prompts[rank::ranks] or ((0,),)
+
+
 class RankInstructions(Frozen):
     """The work of the ranks: plans for exactly `ranks` ranks, compared in one job, and a model in the dtype that will be used.
 
     model_b: a second model that shares the ranks
     step: a training step instead of a forward pass through the MoE layers
+    own: a whole model of a person instead, of which `model` has the sizes
     gpus: GPUs that the ranks compute on, in turn if they are fewer than the ranks; 0: all compute on the CPU
     bandwidth: bytes/s of every rank's link in each direction, if known beforehand (a testbed)
     tiers: the ranks' nodes, for plans in which they pass rows on to each other, and of a testbed with node links of its
@@ -70,6 +88,7 @@ class RankInstructions(Frozen):
     model: MoEModel
     model_b: MoEModel | None = None
     step: TrainingStep | None = None
+    own: OwnModel | None = None
     ranks: int = Field(ge=1, le=1024)
     backend: str = Field(pattern="^(gloo|nccl)$")
     gpus: int = Field(default=0, ge=0)
