@@ -10,6 +10,7 @@ from engine.workload import RoutingTrace, TrafficMatrix
 
 ROWS_SHOWN = 1000
 
+workload.open_recorded()  # before the head, which says what is open
 actions = header.show("Workload", "What did I record, and can I trust it?")
 
 welcomed = state.is_empty() and not state.visit.brings_own
@@ -17,6 +18,7 @@ if welcomed:
     workload.show_welcome()
 
 workload.show_sources()
+workload.show_recording()
 recording = cached.workload()
 if recording is None:
     if welcomed:

@@ -1,5 +1,5 @@
-"""The job that records a person's own model. Its texts are handed over as the ids of their tokens (`Context.handed`) and stand in
-no file; the recording that comes of it is kept like one from a file."""
+"""The job that records a person's own model. Its texts are handed over as the ids of their tokens (`Context.handed`), in no file;
+the recording that comes of it is kept like one from a file."""
 
 import json
 from dataclasses import replace
@@ -9,10 +9,12 @@ import numpy as np
 
 from engine import store
 from engine.errors import InputError
+from engine.formats.source import warning
 from engine.jobs.kinds import Answer, Ask
 from engine.jobs.protocol import Context
 from engine.model import MoEModel
 from engine.recording.own_model import LOADING, Texts, record_texts, tokenised
+from engine.workload import Origin
 
 MOST_AT_ONCE = 256
 """Most texts in a batch."""
@@ -81,6 +83,8 @@ def record(ask: RecordAsk, context: Context) -> RecordAnswer:
         *(model, texts, ask.new_tokens, ask.batch, ask.ranks, ask.name, context.stop),
         lambda share, line: context.report(LOADING + (1 - LOADING) * share, line),
     )
+    notes = (*(["stopped before the last text"] if ended else []), *texts.notes(folder))
+    trace = replace(trace, origin=Origin(format="own model", findings=tuple(warning("own-model", note) for note in notes)))
     return RecordAnswer(
         workload=store.save_workload(trace),
         name=trace.name,
@@ -89,5 +93,5 @@ def record(ask: RecordAsk, context: Context) -> RecordAnswer:
         tokens=trace.tokens,
         texts=len(texts.ids),
         recorded=len(np.unique(trace.sequence)),
-        notes=tuple([*(["stopped before the last text"] if ended else []), *texts.notes(folder)]),
+        notes=notes,
     )

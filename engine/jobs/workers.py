@@ -92,7 +92,9 @@ def _environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}
 
 
-def _process(words: list[str], stdin: int | IO[bytes], output: int | IO[bytes], environment: dict[str, str]) -> subprocess.Popen[bytes]:
+def _process(
+    words: list[str], stdin: int | IO[bytes], output: int | IO[bytes], environment: dict[str, str]
+) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-m", *words],
         cwd=PROJECT,
