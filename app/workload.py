@@ -171,46 +171,60 @@ KIND, TAKEN = "record", "recording-taken"
 """Kind of the job that records a model here, and key of the choice that holds the newest one that was dealt with."""
 
 
-@st.dialog("Record from your model", width="large")
 def _record() -> None:
-    """Everything that a recording from a model in a folder needs, over the page."""
-    folder = own_model.choose_folder("record-model")
-    if folder is None:
-        return
-    gpus = len(state.session.cluster.gpus) if state.session.cluster else None
-    with st.container(horizontal=True):
-        help = "generated of each text, greedily; the last one has no routing, for nothing is computed with it"
-        new_tokens = kept.number_input("New tokens", 0, 100_000, 0, key="record-new", help=help, width=150)
-        help = "in a batch; the recording is the same but for rounding"
-        batch = kept.number_input("Texts at a time", 1, MOST_AT_ONCE, 8, key="record-batch", help=help, width=150)
-        help = "the texts are dealt to so many ranks in turn, as a source of each token; empty: none is recorded"
-        ranks = kept.number_input(
-            "Source ranks", 1, 100_000, gpus, key=f"record-sources-{gpus}", help=help, placeholder="none", width=150
-        )
-    given = own_model.ask_for_texts(folder, new_tokens, "record", tokenised)
-    if given is not None:
-        texts = given.texts
-        tokens = f"{len(texts.ids):,} text{'s' * (len(texts.ids) != 1)}, {sum(map(len, texts.ids)):,} tokens"
-        st.markdown(f"{tokens}: about **{units.size(texts.size.bytes)}** to record, {plain(texts.size.sum)}.")
-        for note in texts.notes(folder):
-            st.caption(f":material/info: {sentence(note)}")
-    pressed = st.button("Record", type="primary", icon=":material/mic:", disabled=given is None or studies.is_running(KIND))
-    st.caption("Texts are kept nowhere; the recording has the ids of experts alone (docs/recording.md).")
-    if pressed:
-        ask = RecordAsk(
-            folder=str(folder),
-            name=f"{texts.model.name}, {given.title}"[:120],
-            new_tokens=new_tokens,
-            batch=batch,
-            ranks=ranks,
-            cut=texts.cut,
-            empty=texts.empty,
-        )
-        with failing.saying(sentence):
-            job = widgets.start_job(KIND, ask.model_dump(), handed_over(texts))
-            state.set_study_job(KIND, job.id)
-            state.visit.own_texts = None
-            st.rerun()
+    """The form of a recording from a model in a folder."""
+    with st.container(border=True, key="record-own"):
+        with st.container(horizontal=True, vertical_alignment="center"):
+            st.markdown("**Record from your model**", width="stretch")
+            st.button("Close", icon=":material/close:", type="tertiary", on_click=state.visit.set, kwargs={"records": False})
+        folder = own_model.choose_folder("record-model")
+        if folder is None:
+            return
+        gpus = len(state.session.cluster.gpus) if state.session.cluster else None
+        with st.container(horizontal=True):
+            help = "generated of each text, greedily; the last one has no routing, for nothing is computed with it"
+            new_tokens = kept.number_input("New tokens", 0, 100_000, 0, key="record-new", help=help, width=150)
+            help = "in a batch; the recording is the same but for rounding"
+            batch = kept.number_input("Texts at a time", 1, MOST_AT_ONCE, 8, key="record-batch", help=help, width=150)
+            help = "the texts are dealt to so many ranks in turn, as a source of each token; empty: none is recorded"
+            ranks = kept.number_input(
+                "Source ranks", 1, 100_000, gpus, key=f"record-sources-{gpus}", help=help, placeholder="none", width=150
+            )
+        given = own_model.ask_for_texts(folder, new_tokens, "record", tokenised)
+        if given is not None:
+            _say_size(given)
+        with st.container(horizontal=True, vertical_alignment="center"):
+            busy = given is None or studies.is_running(KIND)
+            pressed = st.button("Record", type="primary", icon=":material/mic:", disabled=busy)
+            st.caption("Texts are kept nowhere; the recording has ids of experts alone (docs/recording.md).", width="stretch")
+        if pressed:
+            with failing.saying(sentence):
+                _start(given, new_tokens, batch, ranks)
+
+
+def _say_size(given: own_model.OwnTexts) -> None:
+    texts = given.texts
+    tokens = f"{len(texts.ids):,} text{'s' * (len(texts.ids) != 1)}, {sum(map(len, texts.ids)):,} tokens"
+    st.markdown(f"{tokens}: about **{units.size(texts.size.bytes)}** to record, {plain(texts.size.sum)}.")
+    for note in texts.notes(given.folder):
+        st.caption(f":material/info: {sentence(note)}")
+
+
+def _start(given: own_model.OwnTexts, new_tokens: int, batch: int, ranks: int | None) -> None:
+    """Start the job, and forget the texts. Raises InputError as `widgets.start_job`."""
+    texts = given.texts
+    ask = RecordAsk(
+        folder=str(given.folder),
+        name=f"{texts.model.name}, {given.title}"[:120],
+        new_tokens=new_tokens,
+        batch=batch,
+        ranks=ranks,
+        cut=texts.cut,
+        empty=texts.empty,
+    )
+    state.set_study_job(KIND, widgets.start_job(KIND, ask.model_dump(), handed_over(texts)).id)
+    state.visit.own_texts, state.visit.records = None, False
+    st.rerun()
 
 
 def open_recorded() -> None:
@@ -231,7 +245,10 @@ def open_recorded() -> None:
 
 
 def show_recording() -> None:
-    """The recording from a model that goes on; or why the last one came to nothing, until that is put away."""
+    """The form, if it was asked for; the recording from a model that goes on; or why the last one came to nothing, until that
+    is put away."""
+    if state.visit.records:
+        _record()
     job = studies.newest(KIND)
     if job is None or state.session.choices.get(TAKEN) == job.id:
         return
@@ -401,8 +418,10 @@ def _drop(tells: bool) -> None:
     with st.container(horizontal=True):
         if st.button("How to record", icon=":material/radio_button_checked:", help="Flags and calls of each engine"):
             _guide()
-        if st.button("Record from your model", icon=":material/mic:", help="Runs texts through a model on this machine"):
-            _record()
+        help = "Runs texts through a model on this machine"
+        st.button(
+            "Record from your model", icon=":material/mic:", help=help, on_click=state.visit.set, kwargs={"records": True}
+        )
     model_catalogue.search("workload")
 
 

@@ -1,5 +1,5 @@
-"""The job that records a person's own model. Its texts are handed over as the ids of their tokens (`Context.handed`), in no file;
-the recording that comes of it is kept like one from a file."""
+"""The job that records a person's own model. Its texts are handed over as the ids of their tokens (`Context.handed`), in no
+file; the recording that comes of it is kept like one from a file."""
 
 import json
 from dataclasses import replace

@@ -1,8 +1,10 @@
 """Small models of every family that a plan can run, with random weights, for tests that run real models."""
 
 from functools import cache
+from pathlib import Path
 
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers import logging as transformers_logging
 
@@ -69,6 +71,18 @@ def model_of(family: str, **changed) -> torch.nn.Module:
             if "correction_bias" in name:
                 buffer.copy_(torch.rand_like(buffer))
     return model
+
+
+WORDS = [f"w{number}" for number in range(SMALL["vocab_size"])]
+
+
+def saved(folder: Path, family: str = "deepseek_v3", **changed) -> Path:
+    """A folder with the small model of a family and a tokenizer of the words w0 to w95."""
+    model_of(family, **changed).save_pretrained(folder)
+    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
 
 
 def relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:

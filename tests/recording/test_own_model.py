@@ -5,15 +5,12 @@ import json
 import signal
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("transformers")
-
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from engine import formats
 from engine.cli import main
@@ -24,23 +21,13 @@ from engine.runtime.checkpoint import SWITCH, folders, listed
 from engine.runtime.weights import load_model
 from engine.workload import DECODE, PREFILL
 from tests.cases.refusals import refusal
-from tests.cases.tiny_models import CONFIGS, model_of
+from tests.cases.tiny_models import CONFIGS, WORDS, saved
 
-WORDS = [f"w{number}" for number in range(96)]
 TEXTS = ["w5 w17 w3", "w8", "w1 w2 w3 w4 w5 w6 w7", "w60 w61"]
 
 
 def quiet(share: float, line: str) -> None:
     """A report that nobody reads."""
-
-
-def saved(folder: Path, family: str = "deepseek_v3", **config) -> Path:
-    """A folder with a small model and a tokenizer of the words w0 to w95."""
-    model_of(family, **config).save_pretrained(folder)
-    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="w0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    return folder
 
 
 def routed(model: torch.nn.Module, ids: list[int]) -> np.ndarray:
