@@ -52,13 +52,15 @@ class Texts:
     cut: int
     empty: int
 
+    def notes_on_texts(self) -> list[str]:
+        """Facts about them that a reader should know."""
+        cut = f"{self.cut:,} of the texts longer than the model takes, and cut"
+        empty = f"{self.empty:,} of the texts without a token for the model's tokenizer, and left out"
+        return [note for note, count in ((cut, self.cut), (empty, self.empty)) if count]
+
     def notes(self, folder: Path) -> list[str]:
         """Facts about a recording of them that a reader should know. folder: of the model"""
-        notes = []
-        if self.cut:
-            notes.append(f"{self.cut:,} of the texts longer than the model takes, and cut")
-        if self.empty:
-            notes.append(f"{self.empty:,} of the texts without a token for the model's tokenizer, and left out")
+        notes = self.notes_on_texts()
         if not any(folder.glob("*.safetensors")):
             notes.append("the folder has no weights: the routing is of random ones, and says nothing about the model")
         return notes

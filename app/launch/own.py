@@ -1,0 +1,101 @@
+"""A person's own model on the Launch page: the model and the texts of a launch, and the pace of its plans in the report."""
+
+from collections.abc import Sequence
+
+import streamlit as st
+
+from app import kept, own_model, tables
+from app.own_model import OwnTexts
+from app.tables import plain, sentence
+from engine import units
+from engine.jobs.launches import Generated, LaunchAnswer, LaunchedPlan, OwnRun, Pace
+from engine.launch.rank.instructions import OwnModel
+
+USUAL_TOKENS = 20
+"""New tokens of each text unless a person wants others."""
+
+
+def choose() -> tuple[OwnTexts, OwnModel] | None:
+    """The texts, with the model that they run through; None while something is missing or wrong, which is said."""
+    folder = own_model.choose_folder("launch-model")
+    if folder is None:
+        return None
+    help = "of each text, chosen greedily, after a prefill; the time of the first is that of the prefill"
+    new_tokens = kept.number_input("New tokens", 1, 100_000, USUAL_TOKENS, key="launch-new", help=help, width=150)
+    given = own_model.ask_for_texts(folder, new_tokens, "launch")
+    if given is None:
+        return None
+    ids = given.texts.ids
+    st.caption(
+        f"{len(ids):,} text{'s' * (len(ids) != 1)}, {sum(map(len, ids)):,} tokens, dealt to the ranks in turn; "
+        f"{len(ids) * new_tokens:,} new ones in each pass."
+    )
+    for note in given.texts.notes_on_texts():
+        st.caption(f":material/info: {sentence(note)}")
+    prompts = tuple(map(tuple, ids))
+    return given, OwnModel(folder=str(folder), prompts=prompts, new_tokens=new_tokens)
+
+
+def finding(answer: LaunchAnswer, names: Sequence[str]) -> str:
+    """`EPLB generates 812 tokens/s, 1.08× linear's`: the plan with the most tokens a second, beside the slowest other one."""
+    paces = [run.generated.measured.tokens_per_second for run in answer.runs]
+    first, last = max(range(len(paces)), key=paces.__getitem__), min(range(len(paces)), key=paces.__getitem__)
+    text = f"{names[first]} generates {units.digits(paces[first])} tokens/s"
+    return text if first == last else f"{text}, {units.ratio(paces[first] / paces[last])} {names[last]}"
+
+
+def show_paces(answer: LaunchAnswer, names: Sequence[str]) -> None:
+    """The pace of every plan, predicted beside measured, and what its tokens are."""
+    times = [
+        value for run in answer.runs for pace in _both(run.generated) for value in (pace.prefill_seconds, pace.token_seconds)
+    ]
+    factor, unit = units.scale_of(min(value for value in times if value), units.TIME)
+    rows = []
+    for name, run in zip(names, answer.runs, strict=True):
+        measured, predicted = _both(run.generated)
+        rows.append(
+            {
+                "Plan": name,
+                "Tokens/s": units.digits(measured.tokens_per_second),
+                "predicted": units.digits(predicted.tokens_per_second),
+                f"Time to first token, {unit}": units.digits(measured.prefill_seconds / factor),
+                "predicted ": units.digits(predicted.prefill_seconds / factor),
+                f"{unit} a token": _digits(measured.token_seconds, factor),
+                "predicted  ": _digits(predicted.token_seconds, factor),
+                "Logits": _logits(run),
+                "Tokens": _SAME[run.generated.same_tokens],
+            }
+        )
+    tables.show(rows, hide_index=True, alt="Pace of every plan")
+
+
+_SAME = {True: "the unplanned model's", False: "others than the unplanned model's", None: "not compared"}
+
+
+def _both(generated: Generated) -> tuple[Pace, Pace]:
+    return generated.measured, generated.predicted
+
+
+def _digits(seconds: float | None, factor: float) -> str:
+    return tables.MISSING if seconds is None else units.digits(seconds / factor)
+
+
+def _logits(run: LaunchedPlan) -> str:
+    return "not compared" if run.difference is None else f"differ by {run.difference:.1g}"
+
+
+def say_what_ran(own: OwnRun) -> None:
+    """The model and its texts, in words, and what of the comparison is missing."""
+    if own.random_weights:
+        st.warning(
+            "The folder has no weights: random ones were run. Times are the model's, its tokens are nobody's.",
+            icon=":material/casino:",
+        )
+    if own.not_compared:
+        st.info(f"Not compared with the unplanned model: {plain(own.not_compared)}.", icon=":material/info:")
+    padded = f", {own.padded:,} computed as padding" if own.padded else ""
+    predicted, measured = (units.size(max(memory, default=0.0)) for memory in (own.predicted_memory, own.measured_memory))
+    st.caption(
+        f"{own.prompts:,} texts, {own.prompt_tokens:,} tokens{padded}, {own.new_tokens:,} new tokens of each. Weights on the "
+        f"fullest rank {measured}, predicted {predicted}. {sentence(own.predicted_from)}"
+    )
