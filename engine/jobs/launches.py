@@ -4,6 +4,7 @@ import contextlib
 import time
 from bisect import bisect_right
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -231,8 +232,12 @@ class LaunchAnswer(Answer):
 
 
 def launch(ask: LaunchAsk, context: Context) -> LaunchAnswer:
-    """Run plans as a real job."""
+    """Run plans as a real job. Raises InputError for a model's folder that the operator has not listed."""
     asked = ask.launch()
+    if asked.own is not None:
+        from engine.runtime.checkpoint import listed  # with PyTorch, which no other launch needs here
+
+        listed(Path(asked.own.folder))
     prepared = prepare(asked)
     refuse_broken_launch(asked.plans, asked.workload, asked.model, asked.cluster, asked.second, asked.step)
     names = tuple(plan.name for plan in asked.plans)
@@ -320,6 +325,7 @@ def describe_run(finished: Run, testbed: Testbed | None = None) -> LaunchAnswer:
         profile=finished.profile,
         routing=finished.routing,
         testbed=None if testbed is None else testbed.to_dict(),
+        own=None if finished.own is None else OwnRun(**asdict(finished.own)),
     )
 
 
@@ -329,7 +335,7 @@ def _columns(table: pd.DataFrame) -> dict[str, list]:
 
 
 def _describe_plan(measured: MeasuredPlan) -> LaunchedPlan:
-    comparison = compare(measured.predicted, measured.measured)
+    comparison, difference, generated = compare(measured.predicted, measured.measured), measured.difference, measured.generated
     return LaunchedPlan(
         plan=measured.plan.id,
         name=measured.plan.name,
@@ -342,8 +348,9 @@ def _describe_plan(measured: MeasuredPlan) -> LaunchedPlan:
         waiting_seconds=comparison.waiting,
         predicted_waiting_seconds=comparison.predicted_waiting,
         pass_seconds=tuple(measured.totals),
-        difference=measured.difference.error,
-        allowed_difference=measured.difference.allowed,
+        difference=None if difference is None else difference.error,
+        allowed_difference=None if difference is None else difference.allowed,
+        generated=None if generated is None else Generated(**asdict(generated)),
     )
 
 

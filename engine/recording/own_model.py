@@ -125,9 +125,13 @@ def record_texts(
 
     Raises StoppedError if nothing was recorded.
     """
-    from engine.routing_recorder import RoutingRecorder  # which needs PyTorch, as nothing else here does
+    # With PyTorch, as nothing else here.
+    from engine.routing_recorder import RoutingRecorder
+    from engine.runtime.generation import passes
 
     recorder, phases, faults = RoutingRecorder(model), [], []
+    ends = model.generation_config.eos_token_id
+    ends = [ends] if isinstance(ends, int) else ends or []
 
     def run() -> None:
         done, total = 0, sum(map(len, texts.ids))
@@ -136,7 +140,8 @@ def record_texts(
             with _stopping(model, stop), recorder:
                 for first in range(0, len(texts.ids), batch):
                     some = texts.ids[first : first + batch]
-                    for phase, tokens in _passes(model, some, new_tokens):
+                    for step, _ in enumerate(passes(model, some, new_tokens, ends=ends)):
+                        tokens, phase = (len(some), DECODE) if step else (len(some) * max(map(len, some)), PREFILL)
                         phases.append(np.full(tokens, phase, dtype=np.int8))
                     done += sum(map(len, some))
                     report(done / total, f"{first + len(some):,} of {len(texts.ids):,} texts")
@@ -154,40 +159,6 @@ def record_texts(
     if not phases:
         raise StoppedError("nothing was recorded: stopped before the first pass")
     return _trace(recorder, phases, texts.model, ranks, name), "stopped" if faults or running.is_alive() else ""
-
-
-def _passes(model: "PreTrainedModel", some: Sequence[list[int]], new_tokens: int) -> Iterator[tuple[int, int]]:
-    """Run a batch, prefill and then token by token until all sequences have ended. Yields the phase of each pass and its
-    tokens, those of padding included."""
-    import torch
-
-    device, longest = model.device, max(map(len, some))
-    ids = torch.zeros((len(some), longest), dtype=torch.int64, device=device)
-    mask = torch.zeros_like(ids)
-    for row, own in enumerate(some):  # padding on the left, so that all go on from the last column
-        ids[row, longest - len(own) :] = torch.tensor(own, device=device)
-        mask[row, longest - len(own) :] = 1
-    ends = model.generation_config.eos_token_id
-    ends = torch.tensor([ends] if isinstance(ends, int) else ends or [], dtype=torch.int64, device=device)
-    alive, cache = mask.new_ones(len(some)), None
-    for step in range(max(new_tokens, 1)):
-        if step:
-            mask = torch.cat([mask, alive[:, None]], dim=1)
-        place = (mask.cumsum(dim=1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-        with torch.inference_mode():
-            output = model(
-                input_ids=ids,
-                attention_mask=mask,
-                position_ids=place,
-                past_key_values=cache,
-                use_cache=new_tokens > 1,
-                logits_to_keep=1,
-            )
-        yield (DECODE if step else PREFILL), ids.numel()
-        cache, ids = output.past_key_values, output.logits[:, -1].argmax(dim=-1, keepdim=True)
-        alive = alive & ~torch.isin(ids[:, 0], ends)
-        if not alive.any():
-            return
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import platform
 import zlib
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import psutil
@@ -13,6 +14,9 @@ from torch import nn
 from engine.errors import InputError
 from engine.plan import Placement
 from engine.runtime.adapters.families import Family
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 GIB = 2.0**30
 USABLE = 0.95
@@ -64,6 +68,16 @@ def weight_memory(model: nn.Module, adapter: Family, placement: Placement | None
     # An expert is read matrix by matrix; converted, it is there in both number formats.
     largest = max([_bytes(tensors[key]) for key in shared] + expert.tolist(), default=0)
     return WeightMemory(sum(_bytes(tensors[key]) for key in shared), expert, held, largest)
+
+
+def cache_numbers(config: "PreTrainedConfig") -> int:
+    """Numbers that attention keeps of a token in one layer: keys and values. DeepSeek's are kept as they are computed with, not
+    as the latent vectors that they are made of (transformers 5.23)."""
+    heads = config.num_attention_heads
+    if getattr(config, "kv_lora_rank", None):
+        return heads * (config.qk_nope_head_dim + config.qk_rope_head_dim + config.v_head_dim)
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return 2 * width * (getattr(config, "num_key_value_heads", None) or heads)
 
 
 def check_memory(memory: WeightMemory, group: dist.ProcessGroup | None, device: torch.device) -> None:

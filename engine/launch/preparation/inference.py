@@ -42,14 +42,14 @@ def prepare_inference(launch: Launch, devices: Devices) -> PreparedLaunch:
         _check_recording(recording, model, launch.plans, number)
     _check_pair(launch.plans, [recording for recording, _ in inputs])
     ranks = settled.ranks_of(launch, devices)
-    tiers = _tiers(launch, ranks)
+    tiers = tiers_of(launch, ranks)
     shared = min(len(devices.gpus), ranks)
     models = [settled.computed_in(model, launch.dtype, bool(shared)) for _, model in inputs]
     recordings = [recording for recording, _ in inputs]
     if launch.tokens is not None and launch.tokens < 1:
         raise InputError("replay at least one token")
     settled.check_passes(launch.repeats, launch.limit)
-    plans = tuple(fold_plan(plan, ranks, _drawn_links(launch, ranks)) for plan in launch.plans)
+    plans = tuple(fold_plan(plan, ranks, drawn_links(launch, ranks)) for plan in launch.plans)
     starts = _starts(launch.plans)
 
     def attempts() -> Iterator[Attempt]:
@@ -76,7 +76,7 @@ def prepare_inference(launch: Launch, devices: Devices) -> PreparedLaunch:
     return PreparedLaunch(tuple(launch.plans), chosen.instructions, chosen.replayed, launch.limit, checks)
 
 
-def _drawn_links(launch: Launch, ranks: int) -> Network | None:
+def drawn_links(launch: Launch, ranks: int) -> Network | None:
     """The network between the ranks if it is emulated as drawn, None if it is that of some machine."""
     if launch.on != "testbed" or launch.cluster is None:
         return None
@@ -116,7 +116,7 @@ def _check_travel(plan: Plan) -> None:
         )
 
 
-def _tiers(launch: Launch, ranks: int) -> Tiers | None:
+def tiers_of(launch: Launch, ranks: int) -> Tiers | None:
     """The ranks' nodes, if a plan uses them. Raises InputError if they are not known, or no nodes."""
     plan, cluster = next(filter(uses_nodes, launch.plans), None), launch.cluster
     if plan is None:  # the all-gathers of context-coherent plans use them if they are known

@@ -114,7 +114,8 @@ class PreparedLaunch:
     """A launch made ready by `prepare`. Without testbed and destination the ranks run on this machine as it is.
 
     plans: as asked for, before they were folded onto the ranks
-    workloads: replayed, of the model and of a second one; routing logs, except in a step with balanced routing
+    workloads: replayed, of the model and of a second one; routing logs, except in a step with balanced routing; none of a
+        person's own model, which routes itself
     limit: seconds
     testbed: emulates its links, not yet built
     destination: of a launch by a scheduler
@@ -155,8 +156,11 @@ class PreparedLaunch:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the (first) recording that are replayed, or that all ranks feed into a training step."""
-        step = self.instructions.step
+        """Tokens of the (first) recording that are replayed, that all ranks feed into a training step, or that a person's own
+        model reads and writes."""
+        step, own = self.instructions.step, self.instructions.own
+        if own is not None:
+            return own.tokens
         return self.workloads[0].tokens if step is None else step.tokens * self.instructions.ranks
 
     def on_testbed(self, testbed: Testbed) -> "PreparedLaunch":
