@@ -40,6 +40,9 @@ VERSION = 1
 """The version of a result. Raise it when a key is renamed or means something else, and let readers mend the older ones. Results
 of the first release have none."""
 
+LOST_TEXTS = "the texts are kept nowhere, and the studio was started again before their turn: give them once more"
+"""The fault of a job that was handed texts (`Context.handed`), and has been started again without them."""
+
 Line = TypeVar("Line", bound=Frozen)
 
 # The boot time is given in whole seconds and may tick over between the two readings that are compared.

@@ -11,7 +11,7 @@ from engine import store
 from engine.errors import InputError
 from engine.formats.source import warning
 from engine.jobs.kinds import Answer, Ask
-from engine.jobs.protocol import Context
+from engine.jobs.protocol import LOST_TEXTS, Context
 from engine.model import MoEModel
 from engine.recording.own_model import LOADING, Texts, record_texts, tokenised
 from engine.workload import Origin
@@ -69,7 +69,7 @@ def record(ask: RecordAsk, context: Context) -> RecordAnswer:
     """
     content = context.handed()
     if not content:
-        raise InputError("the texts are kept nowhere, and the studio was started again before their turn: give them once more")
+        raise InputError(LOST_TEXTS)
     # After the texts are read: PyTorch takes seconds to import.
     from engine.runtime.checkpoint import listed
     from engine.runtime.weights import Loading, load_model
