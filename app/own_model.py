@@ -45,7 +45,12 @@ def choose_folder(key: str) -> Path | None:
             icon=":material/folder_off:",
         )
         return None
-    folder = Path(kept.selectbox("Model", [str(path) for path in listed], format_func=_title, key=key, help="listed folders"))
+    help = f"the folders that {SWITCH} lists, or that lie in listed ones"
+    return Path(kept.selectbox("Model", [str(path) for path in listed], format_func=_title, key=key, help=help, width=420))
+
+
+def say_sizes(folder: Path) -> None:
+    """The model in a folder, in a line; or why it cannot be read."""
     with failing.saying(sentence):
         model = formats.read_model(folder / "config.json")
         weights = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
@@ -54,7 +59,6 @@ def choose_folder(key: str) -> Path | None:
             f"{plain(model.name)}: {len(model.moe_layers)} MoE layers × {model.experts} experts, top-{model.experts_per_token} "
             f"· {of}"
         )
-    return folder
 
 
 def _title(path: str) -> str:

@@ -177,11 +177,11 @@ def _record() -> None:
         with st.container(horizontal=True, vertical_alignment="center"):
             st.markdown("**Record from your model**", width="stretch")
             st.button("Close", icon=":material/close:", type="tertiary", on_click=state.visit.set, kwargs={"records": False})
-        folder = own_model.choose_folder("record-model")
-        if folder is None:
-            return
         gpus = len(state.session.cluster.gpus) if state.session.cluster else None
         with st.container(horizontal=True):
+            folder = own_model.choose_folder("record-model")
+            if folder is None:
+                return
             help = "generated of each text, greedily; the last one has no routing, for nothing is computed with it"
             new_tokens = kept.number_input("New tokens", 0, 100_000, 0, key="record-new", help=help, width=150)
             help = "in a batch; the recording is the same but for rounding"
@@ -190,6 +190,7 @@ def _record() -> None:
             ranks = kept.number_input(
                 "Source ranks", 1, 100_000, gpus, key=f"record-sources-{gpus}", help=help, placeholder="none", width=150
             )
+        own_model.say_sizes(folder)
         given = own_model.ask_for_texts(folder, new_tokens, "record", tokenised)
         if given is not None:
             _say_size(given)

@@ -161,10 +161,11 @@ USUAL_LIMIT, USUAL = 900, "automatic"
 
 def form(problem: Problem, plan: Plan, past: list[Launched], actions: DeltaGenerator) -> None:
     """Show everything from the choice of the place to the button that starts, which goes into `actions`, at the top."""
-    runs_own = plan.goal is Goal.INFERENCE and _what(problem) == "own"
-    place = kept.segments(
-        "Where to run", list(WHERE), default="local", required=True, format_func=WHERE.get, key="launch-place"
-    )
+    with st.container(horizontal=True, gap="medium"):
+        runs_own = plan.goal is Goal.INFERENCE and _what(problem) == "own"
+        place = kept.segments(
+            "Where to run", list(WHERE), default="local", required=True, format_func=WHERE.get, key="launch-place"
+        )
     devices, refused, fault, destination = cached.attached(), history.refusal(), None, None
     on_cluster = place in FIELDS
     if on_cluster:

@@ -17,11 +17,13 @@ USUAL_TOKENS = 20
 
 def choose() -> tuple[OwnTexts, OwnModel] | None:
     """The texts, with the model that they run through; None while something is missing or wrong, which is said."""
-    folder = own_model.choose_folder("launch-model")
-    if folder is None:
-        return None
-    help = "of each text, chosen greedily, after a prefill; the time of the first is that of the prefill"
-    new_tokens = kept.number_input("New tokens", 1, 100_000, USUAL_TOKENS, key="launch-new", help=help, width=150)
+    with st.container(horizontal=True):
+        folder = own_model.choose_folder("launch-model")
+        if folder is None:
+            return None
+        help = "of each text, chosen greedily, after a prefill; the time of the first is that of the prefill"
+        new_tokens = kept.number_input("New tokens", 1, 100_000, USUAL_TOKENS, key="launch-new", help=help, width=150)
+    own_model.say_sizes(folder)
     given = own_model.ask_for_texts(folder, new_tokens, "launch")
     if given is None:
         return None
