@@ -202,9 +202,8 @@ def as_text(answer: LaunchAnswer) -> str:
     if (own := answer.own) is not None:
         lines.append(f"predicted: {own.predicted_from}")
         memory = zip(own.predicted_memory, own.measured_memory, strict=True)
-        lines.append(
-            "weights on each rank: " + ", ".join(f"{size(took)} (predicted {size(wanted)})" for wanted, took in memory)
-        )
+        each = [f"{size(took)} (predicted {size(wanted)})" for wanted, took in memory]
+        lines.append(f"weights on each rank: {', '.join(each)}")
         if own.random_weights:
             lines.append(f"{own.folder} has no weights: random ones, whose answers and routing say nothing about the model")
     if answer.routing:
@@ -256,12 +255,8 @@ def _difference(run: LaunchedPlan) -> str:
     line += f"{run.allowed_difference:.2g})"
     if run.generated is None:
         return line
-    same = (
-        "the same tokens"
-        if run.generated.same_tokens
-        else "some tokens are others, with logits that rounding cannot tell apart"
-    )
-    return f"{line}; {same}"
+    others = "some tokens are others, with logits that rounding does not tell apart"
+    return f"{line}; {'the same tokens' if run.generated.same_tokens else others}"
 
 
 def _spread(run: LaunchedPlan) -> str:

@@ -14,6 +14,7 @@ from torch import nn
 from engine.errors import InputError
 from engine.plan import Placement
 from engine.runtime.adapters.families import Family
+from engine.runtime.exchange.recorder import communication_device
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -89,7 +90,8 @@ def check_memory(memory: WeightMemory, group: dist.ProcessGroup | None, device: 
         where, room, place = "of its GPU", torch.cuda.mem_get_info(device)[0], rank
     else:
         where, room, place = "of the host", psutil.virtual_memory().available, zlib.crc32(platform.node().encode())
-    own = torch.tensor([need, room, place], dtype=torch.int64, device=device)
+    carrier = device if group is None else communication_device(device, group)
+    own = torch.tensor([need, room, place], dtype=torch.int64, device=carrier)
     every = [torch.empty_like(own) for _ in range(1 if group is None else dist.get_world_size(group))]
     if group is None:
         every = [own]

@@ -26,6 +26,7 @@ from engine.runtime.adapters.families import Family
 from engine.runtime.apply import check_plan, place_experts, ranks_of
 from engine.runtime.checkpoint import Checkpoint, Reader
 from engine.runtime.exchange.links import Tiers
+from engine.runtime.exchange.recorder import communication_device
 from engine.runtime.memory import WeightMemory, check_memory, weight_memory
 
 if TYPE_CHECKING:
@@ -318,7 +319,7 @@ def all_or_none(group: dist.ProcessGroup | None, device: torch.device, doing: st
     except Exception as error:
         failure = error
     if group is not None:
-        own = torch.tensor([failure is None], dtype=torch.int64, device=device)
+        own = torch.tensor([failure is None], dtype=torch.int64, device=communication_device(device, group))
         every = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
         try:
             dist.all_gather(every, own, group=group)

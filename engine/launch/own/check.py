@@ -1,4 +1,4 @@
-"""What a person's own model generated under a plan, compared with the model without one, as one process runs it.
+"""The tokens and logits of a person's own model under a plan, compared with those of the model without one on one process.
 
 The unplanned model takes the texts of every rank in turn, and goes on with the tokens that were generated under the plan, so
 that the logits of all passes can be compared, whatever token came before. Its own tokens are those with the largest logits.

@@ -77,6 +77,7 @@ class OwnRank:
             }
         )
         loading = Loading(context.dtype, context.device, instructions.seed, report=self._loaded)
+        self._described = describe(Path(own.folder), context.dtype)  # with the libraries, which are no weights
         before = self._held()
         self.model = load_planned(Path(own.folder), union, loading=loading)
         self.memory = self._held() - before
@@ -150,14 +151,14 @@ class OwnRank:
             np.savez_compressed(file, *self.routing)
 
     def facts(self) -> dict[str, Any]:
-        """What the report says of the model; called on all ranks, complete on rank 0."""
+        """The facts on the model for the report; called on all ranks, complete on rank 0."""
         memory: list[int] = [0] * self.context.ranks
         dist.all_gather_object(memory, self.memory)
         facts = {"memory": memory, "same_tokens": None if self.unplanned is None else self.unplanned.same}
         if self.context.rank:
             return facts
-        described = describe(Path(self.context.instructions.own.folder), self.context.dtype)
-        return facts | {"random": described.random, "predicted_memory": described.memory(self._union).of_rank.tolist()}
+        predicted = self._described.memory(self._union).of_rank.tolist()
+        return facts | {"random": self._described.random, "predicted_memory": predicted}
 
 
 def _ascending(plan: Plan) -> Plan:

@@ -35,7 +35,7 @@ class Watch:
         self.label, self._since = label, self.recorder.mark()
 
     def go_on(self) -> None:
-        """What was waited for is there."""
+        """Go on with computing: the rows that were waited for are there."""
         self._since = self.recorder.mark()
 
     def computed(self, kind: str, layer: int) -> Mark:

@@ -114,7 +114,7 @@ class OwnPrediction:
         return self._profiles[0]
 
     def facts(self, reported: dict[str, Any]) -> OwnFacts:
-        """What there is to say of the model. reported: see `OwnRank.facts`"""
+        """The facts on the model for the answer. reported: see `OwnRank.facts`"""
         own, ranks = self.launch.instructions.own, self.launch.instructions.ranks
         return OwnFacts(
             folder=own.folder,
