@@ -39,11 +39,13 @@ def choose() -> tuple[OwnTexts, OwnModel] | None:
 
 
 def finding(answer: LaunchAnswer, names: Sequence[str]) -> str:
-    """`EPLB generates 812 tokens/s, 1.08× linear's`: the plan with the most tokens a second, beside the slowest other one."""
+    """`EPLB generates 812 tokens/s, 1.08× linear's 752`: the fastest plan beside the slowest, if one is faster for sure."""
     paces = [run.generated.measured.tokens_per_second for run in answer.runs]
-    first, last = max(range(len(paces)), key=paces.__getitem__), min(range(len(paces)), key=paces.__getitem__)
-    text = f"{names[first]} generates {units.digits(paces[first])} tokens/s"
-    return text if first == last else f"{text}, {units.ratio(paces[first] / paces[last])} {names[last]}"
+    order = answer.preference.order
+    (first, fast), (last, slow) = ((names[at], paces[at]) for at in (order[0], order[-1]))
+    if not answer.preference.decided:
+        return f"Too close to call: {first} generates {units.digits(fast)} tokens/s, {last} {units.digits(slow)}"
+    return f"{first} generates {units.digits(fast)} tokens/s, {units.ratio(fast / slow)} {last}'s {units.digits(slow)}"
 
 
 def show_paces(answer: LaunchAnswer, names: Sequence[str]) -> None:
