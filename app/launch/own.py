@@ -11,6 +11,9 @@ from engine import units
 from engine.jobs.launches import Generated, LaunchAnswer, LaunchedPlan, OwnRun, Pace
 from engine.launch.rank.instructions import OwnModel
 
+CALLED = {"attention": "dense"}
+"""Kinds of events of such a launch that other timelines have by another name: of theirs, attention is that for carried tokens
+alone."""
 USUAL_TOKENS = 20
 """New tokens of each text unless a person wants others."""
 

@@ -162,7 +162,7 @@ def _measured(launch: Launched) -> None:
         )
     run, key = runs[chosen], f"{launch.job.id}-{chosen}"
     total = (run.predicted_seconds, run.measured_seconds)
-    _steps_and_layers(run, total, key)
+    _steps_and_layers(run, total, key, report.own is not None)
     _figures(run, report)
     predicted, measured = timelines(launch, chosen)
     pair = {f"Predicted for {_here(launch)}": predicted, "Measured": measured}
@@ -183,9 +183,11 @@ def _measured(launch: Launched) -> None:
         widgets.chart(charts.links(rates, rates * testbed.scale, testbed.scale), "report-links")
 
 
-def _steps_and_layers(run: LaunchedPlan, total: tuple[float, float], key: str) -> None:
-    """Predicted and measured times, by kind of step and by layer. total: seconds."""
+def _steps_and_layers(run: LaunchedPlan, total: tuple[float, float], key: str, is_own: bool) -> None:
+    """Predicted and measured times, by kind of step and by layer. total: seconds; is_own: True for a person's own model"""
     kinds, layers = run.by_kind, run.by_layer
+    if is_own:
+        kinds = kinds.model_copy(update={"kind": tuple(own.CALLED.get(kind, kind) for kind in kinds.kind)})
     waiting = (run.predicted_waiting_seconds, run.waiting_seconds)
     dark = st.context.theme.type == "dark"
     left, right = st.columns(2, gap="medium")
@@ -257,7 +259,8 @@ def _gantt_of_tokens(pair: dict[str, Timeline], key: str) -> None:
         rows = np.flatnonzero(np.array(whole.labels) == token)
         events = whole.events.iloc[rows].reset_index(drop=True)
         behind = events["layer"].where(events["layer"] >= 0, layers)
-        parts[name] = replace(whole, events=events.assign(layer=behind), labels=None)
+        kind = events["kind"].astype(str).replace(own.CALLED)
+        parts[name] = replace(whole, events=events.assign(layer=behind, kind=kind), labels=None)
     _gantt_of_layers(parts, f"{key}-{token}")
     st.caption(f"Layer {layers} is what follows the last MoE layer: the last norm and the head.")
 

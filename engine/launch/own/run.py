@@ -100,7 +100,7 @@ class OwnRank:
         return layers
 
     def _before_router(self, layer: int, *_: object) -> None:
-        self.watch.computed("dense", layer)
+        self.watch.computed("attention", layer)
 
     def _loaded(self, share: float, line: str) -> None:
         self.context.report(BEGINS * (0.2 + 0.8 * share), line)
@@ -130,7 +130,7 @@ class OwnRank:
             chosen.append(best)
             if step in kept and self.unplanned is not None:
                 logits.append(of_step.clone())
-            self.watch.computed("dense", -1)
+            self.watch.computed("attention", -1)
         if self.watch.routing is not None:
             layers = len(self._blocks)
             whole = [torch.stack(routed[at : at + layers], dim=1) for at in range(0, len(routed), layers)]

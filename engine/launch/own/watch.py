@@ -1,6 +1,6 @@
 """The planned layers of a live model with a clock: what a rank does in a pass, one event after another.
 
-All that is neither router, exchange nor expert counts as dense computation: attention, norms, dense layers, shared experts,
+All that is neither router, exchange nor expert counts as attention: attention itself, norms, dense layers, shared experts,
 embedding and head. Exchanges are noted from the moment at which a rank is ready for one until its rows are there, so that
 waiting for slower ranks is a part of them.
 """

@@ -165,7 +165,7 @@ def besides(passes: Sequence[Timeline], ranks: int) -> dict[str, np.ndarray]:
     found = []
     for number, timeline in enumerate(passes):
         frame = timeline.events.assign(label=timeline.labels, number=number)
-        found.append(frame[frame["kind"] == "dense"])
+        found.append(frame[frame["kind"] == "attention"])
     frame = pd.concat(found, ignore_index=True)
     frame = frame.assign(seconds=frame["end"] - frame["start"])
     each = frame.groupby(["label", "layer", "resource", "number"], observed=True)["seconds"].sum()
@@ -208,7 +208,7 @@ def with_besides(events: pd.DataFrame, seconds: np.ndarray, sizes: float) -> pd.
     starts = np.append(begins + late - seconds[:-1].max(axis=1), moved["end"].max())
     rank, place = np.tile(np.arange(ranks), layers + 1), np.repeat(np.arange(layers + 1), ranks)
     extra = pd.DataFrame({"resource": rank, "start": starts[place], "end": starts[place] + seconds.ravel()})
-    extra = extra.assign(stream="compute", kind="dense", layer=np.where(place < layers, place, -1))
+    extra = extra.assign(stream="compute", kind="attention", layer=np.where(place < layers, place, -1))
     frames = [moved, extra]
     if sizes:
         place, rank = place[:-ranks], rank[:-ranks]
