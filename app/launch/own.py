@@ -8,7 +8,7 @@ from app import kept, own_model, tables
 from app.own_model import OwnTexts
 from app.tables import plain, sentence
 from engine import units
-from engine.jobs.launches import Generated, LaunchAnswer, LaunchedPlan, OwnRun, Pace
+from engine.jobs.launches import Generated, LaunchAnswer, OwnRun, Pace
 from engine.launch.rank.instructions import OwnModel
 
 CALLED = {"attention": "dense"}
@@ -47,12 +47,12 @@ def finding(answer: LaunchAnswer, names: Sequence[str]) -> str:
     order = answer.preference.order
     (first, fast), (last, slow) = ((names[at], paces[at]) for at in (order[0], order[-1]))
     if not answer.preference.decided:
-        return f"Too close to call: {first} generates {units.digits(fast)} tokens/s, {last} {units.digits(slow)}"
+        return f"{first} generates {units.digits(fast)} tokens/s, {last} {units.digits(slow)}: within the noise"
     return f"{first} generates {units.digits(fast)} tokens/s, {units.ratio(fast / slow)} {last}'s {units.digits(slow)}"
 
 
 def show_paces(answer: LaunchAnswer, names: Sequence[str]) -> None:
-    """The pace of every plan, predicted beside measured, and what its tokens are."""
+    """The pace of every plan, predicted beside measured."""
     times = [
         value for run in answer.runs for pace in _both(run.generated) for value in (pace.prefill_seconds, pace.token_seconds)
     ]
@@ -65,18 +65,13 @@ def show_paces(answer: LaunchAnswer, names: Sequence[str]) -> None:
                 "Plan": name,
                 "Tokens/s": units.digits(measured.tokens_per_second),
                 "predicted": units.digits(predicted.tokens_per_second),
-                f"Time to first token, {unit}": units.digits(measured.prefill_seconds / factor),
+                f"{unit} to first token": units.digits(measured.prefill_seconds / factor),
                 "predicted ": units.digits(predicted.prefill_seconds / factor),
-                f"{unit} a token": _digits(measured.token_seconds, factor),
+                f"{unit} a further token": _digits(measured.token_seconds, factor),
                 "predicted  ": _digits(predicted.token_seconds, factor),
-                "Logits": _logits(run),
-                "Tokens": _SAME[run.generated.same_tokens],
             }
         )
     tables.show(rows, hide_index=True, alt="Pace of every plan")
-
-
-_SAME = {True: "the unplanned model's", False: "others than the unplanned model's", None: "not compared"}
 
 
 def _both(generated: Generated) -> tuple[Pace, Pace]:
@@ -87,19 +82,29 @@ def _digits(seconds: float | None, factor: float) -> str:
     return tables.MISSING if seconds is None else units.digits(seconds / factor)
 
 
-def _logits(run: LaunchedPlan) -> str:
-    return "not compared" if run.difference is None else f"differ by {run.difference:.1g}"
+def say_if_same(answer: LaunchAnswer, names: Sequence[str]) -> None:
+    """Say if logits and tokens of the plans are those of the unplanned model, or why nobody knows."""
+    if answer.own.not_compared:
+        st.info(f"Not compared with the unplanned model: {plain(answer.own.not_compared)}.", icon=":material/info:")
+        return
+    differing = [name for name, run in zip(names, answer.runs, strict=True) if not run.generated.same_tokens]
+    most = max(run.difference for run in answer.runs)
+    logits = f"Logits are those of the unplanned model to {most:.1g} of the largest"
+    if differing:
+        text = f"{logits}. Tokens under {units.in_a_row(differing)} are others: where two logits nearly tie, rounding decides."
+        st.warning(plain(text), icon=":material/warning:")
+    else:
+        count = answer.own.prompts * answer.own.new_tokens
+        st.markdown(f":green[:material/check_circle:] {plain(logits)}, and all {count:,} new tokens are the same.")
 
 
 def say_what_ran(own: OwnRun) -> None:
-    """The model and its texts, in words, and what of the comparison is missing."""
+    """The model and its texts, in words."""
     if own.random_weights:
         st.warning(
             "The folder has no weights: random ones were run. Times are the model's, its tokens are nobody's.",
             icon=":material/casino:",
         )
-    if own.not_compared:
-        st.info(f"Not compared with the unplanned model: {plain(own.not_compared)}.", icon=":material/info:")
     padded = f", {own.padded:,} computed as padding" if own.padded else ""
     predicted, measured = (units.size(max(memory, default=0.0)) for memory in (own.predicted_memory, own.measured_memory))
     st.caption(

@@ -149,8 +149,9 @@ def _measured(launch: Launched) -> None:
         widgets.chart(lambda: charts.totals(names, predicted, passes, theme.plain(title)), f"totals-{launch.job.id}")
         st.caption(plain(f"{details}."))
     if report.own is not None:
-        own.say_what_ran(report.own)
         own.show_paces(report, names)
+        own.say_if_same(report, names)
+        own.say_what_ran(report.own)
     if len(runs) > 1:
         chosen = kept.segments(
             "Plan",
