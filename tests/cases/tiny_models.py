@@ -73,13 +73,10 @@ def model_of(family: str, **changed) -> torch.nn.Module:
     return model
 
 
-WORDS = [f"w{number}" for number in range(SMALL["vocab_size"])]
-
-
-def saved(folder: Path, family: str = "deepseek_v3", **changed) -> Path:
-    """A folder with the small model of a family and a tokenizer of the words w0 to w95."""
-    model_of(family, **changed).save_pretrained(folder)
-    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="w0"))
+def saved(folder: Path, family: str = "deepseek_v3", **config) -> Path:
+    """A folder with a small model and a tokenizer of the words w0 to w95."""
+    model_of(family, **config).save_pretrained(folder)
+    tokenizer = Tokenizer(models.WordLevel({f"w{number}": number for number in range(96)}, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder

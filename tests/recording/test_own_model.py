@@ -21,7 +21,7 @@ from engine.runtime.checkpoint import SWITCH, folders, listed
 from engine.runtime.weights import load_model
 from engine.workload import DECODE, PREFILL
 from tests.cases.refusals import refusal
-from tests.cases.tiny_models import CONFIGS, WORDS, saved
+from tests.cases.tiny_models import CONFIGS, saved
 
 TEXTS = ["w5 w17 w3", "w8", "w1 w2 w3 w4 w5 w6 w7", "w60 w61"]
 
@@ -131,7 +131,7 @@ def test_folders_that_can_be_opened(tmp_path, monkeypatch):
 
 def test_texts_that_the_model_cannot_take(tmp_path, monkeypatch):
     folder = saved(tmp_path)
-    long = " ".join(WORDS * 2)
+    long = " ".join([f"w{number}" for number in range(96)] * 2)
     texts = tokenised(folder, [long, "w1"], 28)
     assert [len(ids) for ids in texts.ids] == [100, 1] and texts.cut == 1
     assert "128 new tokens of each text do not fit" in refusal(tokenised, folder, ["w1"], 128)
