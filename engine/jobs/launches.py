@@ -1,6 +1,7 @@
 """Jobs on attached devices: launches of plans, and calibrations."""
 
 import contextlib
+import json
 import time
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from engine.errors import InputError
 from engine.files import write_atomically
 from engine.goal import Goal
 from engine.jobs.kinds import Answer, Ask, Document
-from engine.jobs.protocol import Context
+from engine.jobs.protocol import LOST_TEXTS, Context
 from engine.jobs.runner import Job
 from engine.jobs.runtimes import Estimate, Took, expect, work_of
 from engine.launch.calibration.calibrate import calibrate, plan_sweep
@@ -58,7 +59,8 @@ class Brief(Frozen):
 
 
 class LaunchAsk(Ask):
-    """A launch as `Launch.to_arguments` writes it. plan: of the first version, which ran one."""
+    """A launch as `Launch.to_arguments` writes it. plan: of the first version, which ran one; own: without its texts, which are
+    handed over (`Context.handed`), or with them."""
 
     plans: tuple[Document, ...] = ()
     plan: Document | None = None
@@ -233,6 +235,10 @@ class LaunchAnswer(Answer):
 
 def launch(ask: LaunchAsk, context: Context) -> LaunchAnswer:
     """Run plans as a real job. Raises InputError for a model's folder that the operator has not listed."""
+    if ask.own is not None and not ask.own["prompts"]:
+        if not (texts := context.handed()):
+            raise InputError(LOST_TEXTS)
+        ask = ask.model_copy(update={"own": ask.own | {"prompts": json.loads(texts)}})
     asked = ask.launch()
     if asked.own is not None:
         from engine.runtime.checkpoint import listed  # with PyTorch, which no other launch needs here
