@@ -31,7 +31,7 @@ from engine.launch.results.own import Besides, whole_exchanges, with_besides
 from engine.launch.results.run import Run
 from engine.launch.running.local import run_here
 from engine.launch.running.torchx_application import dry_run
-from engine.plan import Placement, Plan, together
+from engine.plan import Placement, Plan, Travel, together
 from engine.recording.own_model import read_texts
 from engine.result import never
 from engine.runtime.checkpoint import SWITCH
@@ -373,6 +373,18 @@ def test_every_family_is_watched_and_compared(family, tmp_path, one_rank):
     assert executor.difference().error < 1e-5 and planned() is None  # which made room for the plain one
     assert own.facts()["same_tokens"] == [True]
     assert len(own.routing) == 2 and own.routing[0].shape == (6, len(layers), 2)
+
+
+def test_rows_in_few_bits_may_be_as_far_off_as_the_plain_model_with_such_rows(folder, plans, one_rank):
+    exact, rough = plans[1], plans[1].with_parts(travel=Travel(dispatch="fp8", combine="bf16"), claim=None)
+    own, executors = executors_of(alone(folder, (exact, rough)))
+    for number, executor in enumerate(executors):
+        own.context.recorder.begin(number, 0)
+        executor.run(lambda *_: None)
+        own.context.recorder.end()
+    of_exact, of_rough = (executor.difference() for executor in executors)
+    assert of_exact.error < 1e-5 and of_exact.allowed == 1e-4
+    assert 1e-3 < of_rough.error < of_rough.allowed and of_rough.allowed >= 0.05
 
 
 def test_wrong_logits_and_other_tokens_are_found(folder, plans, one_rank):

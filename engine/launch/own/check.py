@@ -2,10 +2,12 @@
 
 The unplanned model takes the texts of every rank in turn, and goes on with the tokens that were generated under the plan, so
 that the logits of all passes can be compared, whatever token came before. Its own tokens are those with the largest logits.
-Shorter numbers than 32 bits round, so that there it runs twice, see `engine.launch.rank.difference`.
+Where numbers or rows have fewer than 32 bits it runs twice, with their rounding and without, see
+`engine.launch.rank.difference`.
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,6 +16,9 @@ import torch.distributed as dist
 
 from engine.launch.rank.context import RankContext
 from engine.launch.rank.difference import Difference, allowed, coarsest, relative, worst
+from engine.plan import Travel
+from engine.runtime.adapters import adapter_of
+from engine.runtime.exchange.wire import Wire
 from engine.runtime.generation import passes
 from engine.runtime.weights import Loading, load_model
 
@@ -40,7 +45,7 @@ class Wanted(NamedTuple):
     after: the tokens that they go on with, int64[sequence, new token]
     tokens: those with the largest logits
     logits: [sequence, vocabulary] of each compared pass, in 32 bits at least
-    off: relative error of each in the format of the launch
+    off: relative error of each in the formats of the launch and of the rows
     """
 
     after: torch.Tensor
@@ -56,6 +61,7 @@ class Unplanned:
     def __init__(self, context: RankContext) -> None:
         self.context, self.same = context, []
         self._wanted: list[Wanted | None] = [None] * context.ranks
+        self._formats: list[torch.dtype] = []
 
     def difference(self, outputs: Outputs, number: int) -> Difference | None:
         """The worst difference of any rank's logits, on rank 0; None on the others. number: of the plan"""
@@ -63,14 +69,16 @@ class Unplanned:
         of_ranks = list(self._gathered(outputs))
         if context.rank:
             return None
-        self._run(of_ranks)
+        self._run(of_ranks, number)
         number_format = coarsest(context.instructions.model, context.instructions.plans[number])
         pairs = list(zip(of_ranks, self._wanted, strict=True))
         self.same.append(all(torch.equal(ours.tokens, theirs.tokens) for ours, theirs in pairs))
+        # One bound for all: whether rounding makes a router choose another expert is chance, in few logits here and in few there.
+        limit = allowed(number_format, max(off for _, theirs in pairs for off in theirs.off))
         return worst(
-            Difference(relative(own.to(wanted.device), wanted), allowed(number_format, off))
+            Difference(relative(own.to(wanted.device), wanted), limit)
             for ours, theirs in pairs
-            for own, wanted, off in zip(ours.logits, theirs.logits, theirs.off, strict=True)
+            for own, wanted in zip(ours.logits, theirs.logits, strict=True)
         )
 
     def _gathered(self, outputs: Outputs) -> Iterator[Outputs]:
@@ -90,24 +98,27 @@ class Unplanned:
                 dist.recv(tensor, rank)
             yield Outputs(tokens.to(context.device), outputs.steps, logits)
 
-    def _run(self, of_ranks: list[Outputs]) -> None:
-        """Bring `_wanted` to the tokens of these outputs; most plans have the same."""
+    def _run(self, of_ranks: list[Outputs], number: int) -> None:
+        """Bring `_wanted` to the tokens of these outputs and the formats of the plan's rows; most plans have the same."""
         context, instructions = self.context, self.context.instructions
-        known = zip(of_ranks, self._wanted, strict=True)
-        if all(wanted is not None and torch.equal(ours.tokens, wanted.after) for ours, wanted in known):
+        travel, width = instructions.plans[number].travel or Travel(), instructions.model.d_model
+        wires = [Wire(form or context.dtype, width) for form in (travel.dispatch, travel.combine)]
+        known, self._formats = self._formats, [wire.dtype for wire in wires]
+        pairs = zip(of_ranks, self._wanted, strict=True)
+        if known == self._formats and all(wanted and torch.equal(ours.tokens, wanted.after) for ours, wanted in pairs):
             return
         context.use_all_cores()
-        folder = Path(instructions.own.folder)
-        model = load_model(folder, Loading(context.dtype, context.device, instructions.seed))
-        rounded = [self._one(model, rank, ours) for rank, ours in enumerate(of_ranks)]
-        if context.dtype == torch.float32:
-            self._wanted = rounded
+        model = load_model(Path(instructions.own.folder), Loading(context.dtype, context.device, instructions.seed))
+        rounds = any(wire.dtype != context.dtype for wire in wires)
+        with rounded_rows(model, *wires) if rounds else nullcontext():
+            self._wanted = [self._one(model, rank, ours) for rank, ours in enumerate(of_ranks)]
+        if context.dtype == torch.float32 and not rounds:
             return
         model.float()
-        for rank, (ours, short) in enumerate(zip(of_ranks, rounded, strict=True)):
+        for rank, (ours, short) in enumerate(zip(of_ranks, self._wanted, strict=True)):
             exact = self._one(model, rank, ours)
             off = [relative(low, high) for low, high in zip(short.logits, exact.logits, strict=True)]
-            self._wanted[rank] = Wanted(ours.tokens, short.tokens, exact.logits, off)
+            self._wanted[rank] = Wanted(ours.tokens, (exact if rounds else short).tokens, exact.logits, off)
 
     def _one(self, model: "PreTrainedModel", rank: int, ours: Outputs) -> Wanted:
         own = self.context.instructions.own
@@ -117,3 +128,18 @@ class Unplanned:
             if step in ours.steps:
                 logits.append(of_step.float())
         return Wanted(ours.tokens, torch.stack(tokens, dim=1), logits, [0.0] * len(logits))
+
+
+@contextmanager
+def rounded_rows(model: "PreTrainedModel", there: Wire, back: Wire) -> Iterator[None]:
+    """Inside, the experts of a model without a plan take and return vectors rounded to the formats of a plan's rows."""
+    handles = []
+    for block in adapter_of(model).blocks(model):
+        experts = block.module.experts
+        handles.append(experts.register_forward_pre_hook(lambda _, taken: (there.rounded(taken[0]), *taken[1:])))
+        handles.append(experts.register_forward_hook(lambda _, taken, output: back.rounded(output)))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -161,6 +161,6 @@ def _checks(
     numbers = f"{model.dtype}. Not compared with the model without a plan"
     if own.compared:
         rounded = max((coarsest(model, plan) for plan in instructions.plans), key=allowed)
-        of = tolerance_in_words(model.dtype, rounded, "the largest logit")
+        of = tolerance_in_words(rounded, rounded, "the largest logit")
         numbers = f"{model.dtype}. Logits are compared with those of the model without a plan, on the same tokens{of}"
     yield Check("Numbers", True, numbers)
