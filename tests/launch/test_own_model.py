@@ -20,12 +20,13 @@ from engine.goal import Goal
 from engine.jobs.launches import LaunchAnswer, LaunchAsk, describe_run, launch
 from engine.jobs.protocol import Context
 from engine.launch.own.check import Outputs, Unplanned
+from engine.launch.own.run import executors_of
 from engine.launch.places.devices import Devices
 from engine.launch.preparation.launch import Launch, PreparedLaunch
 from engine.launch.preparation.prepare import prepare
 from engine.launch.rank.context import RankContext
 from engine.launch.rank.instructions import OwnModel
-from engine.launch.results.own import whole_exchanges, with_besides
+from engine.launch.results.own import Besides, whole_exchanges, with_besides
 from engine.launch.results.run import Run
 from engine.launch.running.local import run_here
 from engine.launch.running.torchx_application import dry_run
@@ -44,7 +45,7 @@ from tests.cases.plans import plan_of as plan_at
 from tests.cases.processes import processes_of, ranks_of
 from tests.cases.refusals import refusal
 from tests.cases.testbeds import needs_testbed, nothing_left
-from tests.cases.tiny_models import config_of, model_of, plan_of, saved
+from tests.cases.tiny_models import CONFIGS, config_of, model_of, plan_of, saved
 from tests.cases.two_nodes import cluster_of
 
 __all__ = ["nothing_left"]  # a fixture
@@ -349,13 +350,31 @@ def test_together_is_all_that_a_gpu_holds_in_any():
     assert together([first]).experts_of_gpu == (((1, 3), (0, 2)),)
 
 
+def alone(folder: Path, plans: tuple[Plan, ...], new_tokens: int = 3) -> RankContext:
+    """The context of a rank that is the only one."""
+    launch = asked(folder, plans, [[5, 17, 3], [8, 9]], new_tokens, ranks=1)
+    cpu = torch.device("cpu")
+    return RankContext(prepare(launch, HOST).instructions, (), 0, cpu, Recorder(0, cpu))
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_every_family_is_watched_and_compared(family, tmp_path, one_rank):
+    context = alone(saved(tmp_path, family), (plan_of(model_of(family), 2),), 2)
+    own, (executor,) = executors_of(context)
+    context.recorder.begin(0, 1)
+    executor.run(lambda *_: None)
+    context.recorder.end()
+    layers = range(len(context.instructions.model.moe_layers))
+    each = [("attention", "gate", "gate", "ffn", "aggregate")] * len(layers)
+    one_pass = [(kind, layer) for layer, kinds in zip(layers, each, strict=True) for kind in kinds] + [("attention", -1)]
+    assert [(event[3], event[2]) for event in context.recorder._kept] == 2 * one_pass
+    assert executor.difference().error < 1e-5 and own.facts()["same_tokens"] == [True]
+    assert len(own.routing) == 2 and own.routing[0].shape == (6, len(layers), 2)
+
+
 def test_wrong_logits_and_other_tokens_are_found(folder, plans, one_rank):
-    own = OwnModel(folder=str(folder), prompts=((5, 17, 3), (8, 9)), new_tokens=3)
-    alone = plans[0].model_copy(update={"placement": together([plans[0].placement])})
-    instructions = prepare(asked(folder, plans[1:], ranks=1), HOST).instructions.model_copy(
-        update={"own": own, "plans": (alone,)}
-    )
-    context = RankContext(instructions, (), 0, torch.device("cpu"), Recorder(0, torch.device("cpu")))
+    context = alone(folder, plans[1:])
+    own = context.instructions.own
     steps = list(passes(load_model(folder), own.prompts, 3))
     tokens, logits = torch.stack([best for _, best in steps], dim=1), [step for step, _ in steps]
     unplanned = Unplanned(context)
@@ -381,8 +400,8 @@ def test_a_predicted_pass_has_all_that_is_besides_its_layers():
     whole = whole_exchanges(pd.DataFrame(rows, columns=columns))
     sends = whole[whole["kind"] == "dispatch"].sort_values(["layer", "resource"])
     assert sends[["resource", "start", "end", "bytes", "peer"]].to_numpy().tolist()[:2] == [[0, 2, 4, 11, -1], [1, 2, 4, 0, -1]]
-    besides = np.array([[3.0, 1.0], [2.0, 2.0], [1.0, 4.0]])
-    events = with_besides(whole, besides, 0.5)
+    others = Besides(np.array([[3.0, 1.0], [2.0, 2.0], [1.0, 4.0]]), np.array([3.0, 2.0, 4.0]))
+    events = with_besides(whole, others, 0.5)
     assert events["end"].max() == 20 + 3 + 2 + 2 * 0.5 + 4
     of = dict(list(events[events["resource"] == 0].sort_values("start").groupby("kind")))
     assert of["attention"]["start"].tolist() == [0, 13.5, 26] and of["attention"]["layer"].tolist() == [0, 1, -1]

@@ -32,7 +32,7 @@ from engine.runtime.weights import Loading, describe, load_planned
 from engine.timeline import PREFILL_LABEL, TOKEN_LABEL
 
 REPORTS = 20
-"""Reports of a pass on how far it is: few, as it is timed meanwhile."""
+"""Reports of a pass on how far it is: few, as it is timed meanwhile; and of the loading."""
 
 
 def measure_machine_for_own(context: RankContext) -> dict[str, list]:
@@ -77,6 +77,7 @@ class OwnRank:
             }
         )
         loading = Loading(context.dtype, context.device, instructions.seed, report=self._loaded)
+        self._told = 0.0
         self._described = describe(Path(own.folder), context.dtype)  # with the libraries, which are no weights
         before = self._held()
         self.model = load_planned(Path(own.folder), union, loading=loading)
@@ -103,7 +104,9 @@ class OwnRank:
         self.watch.computed("attention", layer)
 
     def _loaded(self, share: float, line: str) -> None:
-        self.context.report(BEGINS * (0.2 + 0.8 * share), line)
+        if share >= self._told:  # a model may have tens of thousands of tensors
+            self._told = share + 1 / REPORTS
+            self.context.report(BEGINS * (0.2 + 0.8 * share), line)
 
     def _held(self) -> int:
         """Bytes of tensors on the device, or of this process that are no file's."""

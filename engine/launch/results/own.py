@@ -8,7 +8,7 @@ measured in the same launch under its last plan, the one that the others are com
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -159,22 +159,30 @@ class OwnPrediction:
         return RoutingTrace("the texts", np.concatenate(of_ranks), model.experts, source_rank=source)
 
 
-def besides(passes: Sequence[Timeline], ranks: int) -> dict[str, np.ndarray]:
-    """Seconds of what is no MoE layer, by label: float64[layer + 1, rank], before each layer and after the last one; the median
-    of the passes."""
-    found = []
+class Besides(NamedTuple):
+    """Seconds of what is no MoE layer, before each layer and after the last one, medians of several passes.
+
+    of_rank: float64[layer + 1, rank]
+    slowest: float64[layer + 1]; of the rank that took longest in a pass, for which the others wait at the next exchange
+    """
+
+    of_rank: np.ndarray
+    slowest: np.ndarray
+
+
+def besides(passes: Sequence[Timeline], ranks: int) -> dict[str, Besides]:
+    """What is no MoE layer in these passes of one plan, by label."""
+    frames = []
     for number, timeline in enumerate(passes):
         frame = timeline.events.assign(label=timeline.labels, number=number)
-        found.append(frame[frame["kind"] == "attention"])
-    frame = pd.concat(found, ignore_index=True)
-    frame = frame.assign(seconds=frame["end"] - frame["start"])
-    each = frame.groupby(["label", "layer", "resource", "number"], observed=True)["seconds"].sum()
-    middle = each.groupby(["label", "layer", "resource"]).median().reset_index()
-    layers = int(middle["layer"].max()) + 1
-    tables = {}
-    for label, own in middle.groupby("label"):
-        tables[label] = np.zeros((layers + 1, ranks))
-        tables[label][own["layer"].to_numpy(), own["resource"].to_numpy()] = own["seconds"].to_numpy()  # -1: the last row
+        frames.append(frame[frame["kind"] == "attention"])
+    frame = pd.concat(frames, ignore_index=True)
+    frame["seconds"] = frame["end"] - frame["start"]
+    layers, tables = int(frame["layer"].max()) + 1, {}
+    for label, own in frame.groupby("label"):
+        seconds = np.zeros((len(passes), layers + 1, ranks))  # layer -1 is behind the last one
+        np.add.at(seconds, tuple(own[name].to_numpy() for name in ("number", "layer", "resource")), own["seconds"].to_numpy())
+        tables[label] = Besides(np.median(seconds, axis=0), np.median(seconds.max(axis=2), axis=0))
     return tables
 
 
@@ -191,21 +199,20 @@ def whole_exchanges(events: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([events[~network].astype({"stream": object, "kind": object}), whole], ignore_index=True)
 
 
-def with_besides(events: pd.DataFrame, seconds: np.ndarray, sizes: float) -> pd.DataFrame:
+def with_besides(events: pd.DataFrame, others: Besides, sizes: float) -> pd.DataFrame:
     """The events of a simulated pass with what comes before each layer and after the last, and the exchange of sizes.
 
-    seconds: float64[layer + 1, rank]
     sizes: seconds before each dispatch
     """
-    layer = events["layer"].to_numpy()
+    layer, seconds = events["layer"].to_numpy(), others.of_rank
     layers, ranks = seconds.shape[0] - 1, seconds.shape[1]
     gates = (events["kind"] == "gate").to_numpy()
-    late = np.cumsum(seconds[:-1].max(axis=1)) + sizes * np.arange(layers)
+    late = np.cumsum(others.slowest[:-1]) + sizes * np.arange(layers)
     shift = late[layer] + np.where(gates, 0.0, sizes)
     begins = np.array([events["start"].to_numpy()[layer == at].min() for at in range(layers)])
     gated = np.array([events["end"].to_numpy()[gates & (layer == at)].max() for at in range(layers)]) + late
     moved = events.assign(start=events["start"] + shift, end=events["end"] + shift)
-    starts = np.append(begins + late - seconds[:-1].max(axis=1), moved["end"].max())
+    starts = np.append(begins + late - others.slowest[:-1], moved["end"].max())
     rank, place = np.tile(np.arange(ranks), layers + 1), np.repeat(np.arange(layers + 1), ranks)
     extra = pd.DataFrame({"resource": rank, "start": starts[place], "end": starts[place] + seconds.ravel()})
     extra = extra.assign(stream="compute", kind="attention", layer=np.where(place < layers, place, -1))
