@@ -106,8 +106,8 @@ def _own_model(options: argparse.Namespace) -> tuple[OwnModel, tuple[Plan, ...],
             raise InputError(f"{options.plans[0].name}: a bare placement needs --cluster, for its number of GPUs")
         gpus = len(formats.read_cluster(options.cluster).gpus)
     texts = read_texts(folder, prompts, new_tokens)
-    if texts.cut:
-        print(f"note: {texts.cut:,} of the texts longer than the model takes, and cut", file=sys.stderr)
+    for note in texts.notes_on_texts():
+        print(f"note: {note}", file=sys.stderr)
     plans = tuple(file.plan or bare_plan(file, texts.model, gpus) for file in files)
     workload = read_recording(options.workload, texts.model) if options.workload else balanced_load(texts.model)
     own = OwnModel(folder=str(folder), prompts=tuple(map(tuple, texts.ids)), new_tokens=new_tokens)

@@ -171,7 +171,7 @@ class Besides(NamedTuple):
 
 
 def besides(passes: Sequence[Timeline], ranks: int) -> dict[str, Besides]:
-    """What is no MoE layer in these passes of one plan, by label."""
+    """The seconds of what is no MoE layer in these passes of one plan, by label."""
     frames = []
     for number, timeline in enumerate(passes):
         frame = timeline.events.assign(label=timeline.labels, number=number)
