@@ -42,7 +42,7 @@ def choose() -> tuple[OwnTexts, OwnModel] | None:
 
 
 def finding(answer: LaunchAnswer, names: Sequence[str]) -> str:
-    """`EPLB generates 812 tokens/s, 1.08× linear's 752`: the fastest plan beside the slowest, if one is faster for sure."""
+    """`EPLB generates 812 tokens/s, 1.08× linear's 752`: the fastest plan and the slowest, if one is faster for sure."""
     paces = [run.generated.measured.tokens_per_second for run in answer.runs]
     order = answer.preference.order
     (first, fast), (last, slow) = ((names[at], paces[at]) for at in (order[0], order[-1]))
@@ -52,7 +52,7 @@ def finding(answer: LaunchAnswer, names: Sequence[str]) -> str:
 
 
 def show_paces(answer: LaunchAnswer, names: Sequence[str]) -> None:
-    """The pace of every plan, predicted beside measured."""
+    """The pace of every plan, measured and predicted."""
     times = [
         value for run in answer.runs for pace in _both(run.generated) for value in (pace.prefill_seconds, pace.token_seconds)
     ]

@@ -26,7 +26,7 @@ from engine.launch.places.devices import Devices
 from engine.launch.preparation.launch import Launch, PreparedLaunch
 from engine.launch.preparation.prepare import prepare
 from engine.launch.rank.context import RankContext
-from engine.launch.rank.instructions import OwnModel
+from engine.launch.rank.instructions import INSTRUCTIONS, OwnModel
 from engine.launch.results.own import Besides, whole_exchanges, with_besides
 from engine.launch.results.run import Run
 from engine.launch.running.local import run_here
@@ -209,7 +209,7 @@ def test_stop_ends_it_within_two_seconds(prepared, tmp_path, warm_python):
 
     assert "stopped" in refusal(run_here, prepared, tmp_path / "run", lambda: bool(begun), report)
     assert time.monotonic() - begun[0] < 2
-    assert not processes_of(tmp_path)
+    assert not processes_of(tmp_path) and not (tmp_path / "run" / INSTRUCTIONS).exists(), "the texts are kept nowhere"
 
 
 def test_a_rank_that_dies_is_one_line(prepared, tmp_path, warm_python):
@@ -224,7 +224,7 @@ def test_a_rank_that_dies_is_one_line(prepared, tmp_path, warm_python):
     many = prepared.instructions.model_copy(update={"repeats": 50})
     text = refusal(run_here, replace(prepared, instructions=many), tmp_path / "run", never, report)
     assert killed and text.startswith("the launch failed: rank 1 was killed by signal 9") and "\n" not in text
-    assert not processes_of(tmp_path)
+    assert not processes_of(tmp_path) and not (tmp_path / "run" / INSTRUCTIONS).exists(), "the texts are kept nowhere"
 
 
 # Refused before anything is loaded.
