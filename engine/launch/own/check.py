@@ -73,7 +73,7 @@ class Unplanned:
         number_format = coarsest(context.instructions.model, context.instructions.plans[number])
         pairs = list(zip(of_ranks, self._wanted, strict=True))
         self.same.append(all(torch.equal(ours.tokens, theirs.tokens) for ours, theirs in pairs))
-        # One bound for all: whether rounding makes a router choose another expert is chance, in few logits here and in few there.
+        # One bound for all: whether rounding makes a router choose another expert is chance, in few logits more than in many.
         limit = allowed(number_format, max(off for _, theirs in pairs for off in theirs.off))
         return worst(
             Difference(relative(own.to(wanted.device), wanted), limit)
