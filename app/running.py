@@ -28,6 +28,7 @@ TITLES = {
     "size": "Capacity: machines",
     "deployments": "Capacity: users",
     "lina": "Lina at run time",
+    "record": "Recording",
     "reproduce": "Results of a paper",
 }
 """Names of kinds of jobs on the pages."""

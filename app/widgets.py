@@ -241,10 +241,11 @@ def baseline_id(problem: Problem) -> str | None:
         return None
 
 
-def start_job(kind: str, arguments: dict[str, Any]) -> runner.Job:
-    """Start a job that plans or studies plans. Raises InputError for a visitor who may only look."""
+def start_job(kind: str, arguments: dict[str, Any], handed: bytes | None = None) -> runner.Job:
+    """Start a job that plans or studies plans, or records. Raises InputError for a visitor who may only look. handed: see
+    `runner.start`"""
     people.allow("plan")
-    return runner.start(kind, arguments, store.data_folder())
+    return runner.start(kind, arguments, store.data_folder(), handed=handed)
 
 
 def start_job_on(problem: Problem, kind: str, more: dict[str, Any]) -> runner.Job:

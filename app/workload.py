@@ -7,9 +7,9 @@ from typing import Any
 
 import streamlit as st
 
-from app import cached, kept, model_catalogue, opening, samples, state, tables, uploads, widgets
+from app import cached, failing, kept, model_catalogue, opening, own_model, samples, state, studies, tables, uploads, widgets
 from app.charts import workload as charts
-from app.tables import plain
+from app.tables import plain, sentence
 from app.visitor import sessions
 from engine import store, units
 from engine.compare.held_out import phase_of
@@ -17,11 +17,13 @@ from engine.compare.inspection import KINDS, Inspection, skew_of_layers
 from engine.errors import InputError
 from engine.formats.remedies import REMEDIES, Remedy, mend, what_was_done
 from engine.formats.writers import WRITERS, Converted, Writer, write_recording
+from engine.jobs.recordings import MOST_AT_ONCE, RecordAsk, handed_over
 from engine.model import MoEModel
 from engine.program import as_typed
 from engine.recording import GUIDES
 from engine.recording.estimate import estimate
 from engine.recording.guide import EngineGuide, Way
+from engine.recording.own_model import tokenised
 from engine.systems import SYSTEMS
 from engine.timeline import over_layers
 from engine.workload import DECODE, Finding, RoutingTrace, Workload
@@ -163,6 +165,105 @@ def _size(way: Way, model: MoEModel | None) -> None:
         ranks = kept.number_input("Ranks", 1, 4096, gpus, key="record-ranks", width=120)
     size = estimate(way.key, model, tokens, passes, ranks)
     st.markdown(f"About **{units.size(size.bytes)}** of {plain(model.name)}: {plain(size.sum)}.")
+
+
+KIND, TAKEN = "record", "recording-taken"
+"""Kind of the job that records a model here, and key of the choice that holds the newest one that was dealt with."""
+
+
+def _record() -> None:
+    """The form of a recording from a model in a folder."""
+    with st.container(border=True, key="record-own"):
+        with st.container(horizontal=True, vertical_alignment="center"):
+            st.markdown("**Record from your model**", width="stretch")
+            st.button("Close", icon=":material/close:", type="tertiary", on_click=state.visit.set, kwargs={"records": False})
+        gpus = len(state.session.cluster.gpus) if state.session.cluster else None
+        with st.container(horizontal=True):
+            folder = own_model.choose_folder("record-model")
+            if folder is None:
+                return
+            help = "generated of each text, greedily; the last one has no routing, for nothing is computed with it"
+            new_tokens = kept.number_input("New tokens", 0, 100_000, 0, key="record-new", help=help, width=150)
+            help = "in a batch; the recording is the same but for rounding"
+            batch = kept.number_input("Texts at a time", 1, MOST_AT_ONCE, 8, key="record-batch", help=help, width=150)
+            help = "the texts are dealt to so many ranks in turn, as a source of each token; empty: none is recorded"
+            ranks = kept.number_input(
+                "Source ranks", 1, 100_000, gpus, key=f"record-sources-{gpus}", help=help, placeholder="none", width=150
+            )
+        own_model.say_sizes(folder)
+        given = own_model.ask_for_texts(folder, new_tokens, "record", tokenised)
+        if given is not None:
+            _say_size(given)
+        with st.container(horizontal=True, vertical_alignment="center"):
+            busy = given is None or studies.is_running(KIND)
+            pressed = st.button("Record", type="primary", icon=":material/mic:", disabled=busy)
+            st.caption("Texts are kept nowhere; the recording has ids of experts alone (docs/recording.md).", width="stretch")
+        if pressed:
+            with failing.saying(sentence):
+                _start(given, new_tokens, batch, ranks)
+
+
+def _say_size(given: own_model.OwnTexts) -> None:
+    texts = given.texts
+    tokens = f"{len(texts.ids):,} text{'s' * (len(texts.ids) != 1)}, {sum(map(len, texts.ids)):,} tokens"
+    st.markdown(f"{tokens}: about **{units.size(texts.size.bytes)}** to record, {plain(texts.size.sum)}.")
+    for note in texts.notes(given.folder):
+        st.caption(f":material/info: {sentence(note)}")
+
+
+def _start(given: own_model.OwnTexts, new_tokens: int, batch: int, ranks: int | None) -> None:
+    """Start the job, and forget the texts. Raises InputError as `widgets.start_job`."""
+    texts = given.texts
+    ask = RecordAsk(
+        folder=str(given.folder),
+        name=f"{texts.model.name}, {given.title}"[:120],
+        new_tokens=new_tokens,
+        batch=batch,
+        ranks=ranks,
+        cut=texts.cut,
+        empty=texts.empty,
+    )
+    state.set_study_job(KIND, widgets.start_job(KIND, ask.model_dump(), handed_over(texts)).id)
+    state.visit.own_texts, state.visit.records = None, False
+    st.rerun()
+
+
+def open_recorded() -> None:
+    """Open a recording from a model, and the model, once its job has ended, on whatever page the visitor was meanwhile."""
+    job = studies.newest(KIND)
+    if job is None or not job.state.finished or state.session.choices.get(TAKEN) == job.id:
+        return
+    with failing.saying(sentence):
+        made = cached.result_of(job)
+        if made is None or not store.has_workload(made.workload):
+            return
+        state.keep_choice(TAKEN, job.id)
+        state.change(workloads={**state.session.workloads, made.workload: made.name}, workload=made.workload, model=made.model)
+        state.remember_config(made.model, made.config)
+        state.visit.notice = "; ".join(
+            [f"{made.name}: {made.tokens:,} tokens of {made.recorded:,} of {made.texts:,} texts recorded and open", *made.notes]
+        )
+
+
+def show_recording() -> None:
+    """The form, if it was asked for; the recording from a model that goes on; or why the last one came to nothing, until that
+    is put away."""
+    if state.visit.records:
+        _record()
+    job = studies.newest(KIND)
+    if job is None or state.session.choices.get(TAKEN) == job.id:
+        return
+    running = not job.state.finished
+
+    @failing.fragment(run_every=1 if running else None)
+    def follow() -> None:
+        widgets.job_row(job)
+        if running and job.state.finished:
+            st.rerun()
+
+    follow()
+    if not running:
+        st.button("Put away", icon=":material/close:", on_click=state.keep_choice, args=(TAKEN, job.id))
 
 
 MOST_ROWS, ROW_HEIGHT = 5, 35
@@ -315,8 +416,13 @@ def _drop(tells: bool) -> None:
         tells=tells,
     )
     st.caption("Up to 200 MB per file. For more, record fewer tokens, or save as .npz or Parquet, which are smaller.")
-    if st.button("How to record", icon=":material/radio_button_checked:", help="Flags and calls of each engine"):
-        _guide()
+    with st.container(horizontal=True):
+        if st.button("How to record", icon=":material/radio_button_checked:", help="Flags and calls of each engine"):
+            _guide()
+        help = "Runs texts through a model on this machine"
+        st.button(
+            "Record from your model", icon=":material/mic:", help=help, on_click=state.visit.set, kwargs={"records": True}
+        )
     model_catalogue.search("workload")
 
 

@@ -37,6 +37,9 @@ KINDS = (
 INFERENCE_KINDS = ("attention", "gate", "ffn", "aggregate", "prompt_gather", "dispatch", "combine", "all_gather")
 """The kinds of a forward pass through the MoE layers alone."""
 
+PREFILL_LABEL, TOKEN_LABEL = "prefill", "token "
+"""Labels of the events of a model that generates: until the first new token, and, with its number, for every further one."""
+
 COLUMNS = ("resource", "stream", "start", "end", "kind", "layer", "model", "peer", "bytes")
 
 
@@ -50,7 +53,8 @@ class Timeline:
     resources: lane name of every GPU, or of every group of GPUs that do the same at the same time
     source: "simulated" or "measured" times
     cost_source: the cost model (or machine) that they come from
-    labels: for a training step, the operator (and part) of every event, by the row of `events`
+    labels: for a training step, the operator (and part) of every event, by the row of `events`; for a model that generates,
+        the token that it is for
     bundled: True if sends are folded (see `engine.simulate.events`): an event of the network is then a bundle, a stretch in
         which a GPU sends or receives in an all-to-all without a gap, with the bytes that it sends in it and peer -1. Among the
         GPUs that end a step at the same moment, the one that the others wait for stands first. All figures are the same.

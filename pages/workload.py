@@ -10,12 +10,14 @@ from engine.workload import RoutingTrace, TrafficMatrix
 
 ROWS_SHOWN = 1000
 
+workload.open_recorded()  # before the head, which says what is open
 actions = header.show("Workload", "What did I record, and can I trust it?")
 
 welcomed = state.is_empty() and not state.visit.brings_own
-if welcomed:
+if welcomed and not state.visit.records:
     workload.show_welcome()
 
+workload.show_recording()
 workload.show_sources()
 recording = cached.workload()
 if recording is None:

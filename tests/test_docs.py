@@ -53,6 +53,7 @@ ASKED_ONLY = (
     "python -m engine restore ",
     "python -m engine plan --cost profile.json --workload recording.npz",
     "python -m engine plan --workload recording.npz --model /models/olmoe/config.json",
+    "python -m engine launch plan.json linear --model /models/olmoe",
     "python -m engine plan --dask tcp://10.0.0.5:8786",
 )
 """Commands of ours that need root, a cluster, a server, a quiet machine, an empty data folder or a person's own files: their

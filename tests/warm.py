@@ -11,6 +11,7 @@ import ctypes
 import fcntl
 import functools
 import importlib
+import importlib.util
 import json
 import multiprocessing
 import os
@@ -46,6 +47,7 @@ IMPORTED = (
     "engine.launch.calibration.sweep_rank",
     "engine.launch.step.run",
     "engine.launch.step.measure_machine",
+    "engine.launch.own.run",
     "torch.distributed.run",
     "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend",
     "streamlit.web.cli",
@@ -54,6 +56,8 @@ IMPORTED = (
     "scipy.optimize",
     "scipy.sparse.csgraph",
 )
+OF_MODELS = "transformers.models.auto.modeling_auto", "transformers.models.deepseek_v3.modeling_deepseek_v3"
+"""Imported where transformers is installed, for ranks that load a model."""
 
 
 @contextlib.contextmanager
@@ -156,7 +160,7 @@ def _load() -> None:
     # torchrun looks through all modules, here many, to name each step in which its ranks meet, in an event that goes nowhere.
     dynamic_rendezvous.get_method_name = lambda depth=2: ""
     groups = (group.name for group in pkgutil.iter_modules(cli.__path__, "engine.cli."))
-    for module in (*IMPORTED, *groups):
+    for module in (*IMPORTED, *groups, *(OF_MODELS if importlib.util.find_spec("transformers") else ())):
         importlib.import_module(module)
 
     warm_up.begin().join()

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from streamlit.delta_generator import DeltaGenerator
 
 from app import cached, failing, kept, state, tables, widgets
 from app.charts import launch as charts
-from app.launch import history
+from app.launch import history, own
 from app.launch.history import Launched
 from app.tables import plain, sentence
 from engine import store, units
@@ -160,9 +161,11 @@ USUAL_LIMIT, USUAL = 900, "automatic"
 
 def form(problem: Problem, plan: Plan, past: list[Launched], actions: DeltaGenerator) -> None:
     """Show everything from the choice of the place to the button that starts, which goes into `actions`, at the top."""
-    place = kept.segments(
-        "Where to run", list(WHERE), default="local", required=True, format_func=WHERE.get, key="launch-place"
-    )
+    with st.container(horizontal=True, gap="medium"):
+        runs_own = plan.goal is Goal.INFERENCE and _what(problem) == "own"
+        place = kept.segments(
+            "Where to run", list(WHERE), default="local", required=True, format_func=WHERE.get, key="launch-place"
+        )
     devices, refused, fault, destination = cached.attached(), history.refusal(), None, None
     on_cluster = place in FIELDS
     if on_cluster:
@@ -179,11 +182,15 @@ def form(problem: Problem, plan: Plan, past: list[Launched], actions: DeltaGener
         if not refused and (fault := cached.testbed_fault()):
             here = fault.replace("launch with --on local", "choose this machine above")
             st.warning(f"A testbed cannot be built here: {plain(here)}.", icon=":material/block:")
-    launch = _chosen(place, destination, problem, plan, devices)
-    if on_cluster and destination is None:
+    given = own.choose() if runs_own else None
+    launch = _chosen(place, destination, problem, plan, devices, runs_own)
+    if (on_cluster and destination is None) or (runs_own and given is None):
         return
+    if given is not None:
+        texts, model = given
+        launch = replace(launch, model=texts.texts.model, own=model)
     try:
-        prepared = prepare(launch, devices)
+        prepared = _prepared(launch, devices)
         cached.check_launch(launch)
         balances = {other.name: cached.balance(other, problem) for other in launch.plans}
     except UndecidedError as undecided:
@@ -213,6 +220,24 @@ def form(problem: Problem, plan: Plan, past: list[Launched], actions: DeltaGener
             what_is_submitted(prepared)
         else:
             _command(prepared)
+
+
+WHAT = {"recorded": ":material/database: Recorded routing", "own": ":material/account_tree: Your model"}
+
+
+def _what(problem: Problem) -> str:
+    """The thing that runs: recorded routing through random weights, or a person's own model."""
+    if problem.second is not None:
+        return "recorded"
+    return kept.segments("What runs", list(WHAT), default="recorded", required=True, format_func=WHAT.get, key="launch-what")
+
+
+def _prepared(launch: Launch, devices: Devices) -> PreparedLaunch:
+    """`prepare`, which imports libraries of models once. Raises InputError."""
+    if launch.own is None:
+        return prepare(launch, devices)
+    with st.spinner("Looking at the model"):
+        return prepare(launch, devices)
 
 
 def _start(
@@ -270,25 +295,31 @@ def _what_it_cannot_show(launch: Launch, prepared: PreparedLaunch) -> list[str]:
     ]
 
 
-def _chosen(place: On, destination: Destination | None, problem: Problem, plan: Plan, devices: Devices) -> Launch:
-    """The plans and numbers that a person chose."""
+def _chosen(
+    place: On, destination: Destination | None, problem: Problem, plan: Plan, devices: Devices, runs_own: bool
+) -> Launch:
+    """The plans and numbers that a person chose. runs_own: True if no tokens are replayed"""
     compared = _compared(plan, problem)
     ranks = scale = None
     with st.container(horizontal=True):
         if place not in FIELDS:
             ranks = _ranks(place, (plan, *compared), problem.cluster, devices)
         training = plan.goal is Goal.TRAINING
-        tokens = kept.number_input(
-            "Tokens to replay",
-            1,
-            None,
-            None,
-            width=190,
-            disabled=training,
-            key=f"launch-tokens-{place}",
-            placeholder="the step's own" if training else "automatic",
-            help="evenly spaced over the recording, drawn to match expert loads, or made of a traffic matrix's bytes; "
-            "automatic: as many as take a few seconds. Training steps set their own",
+        tokens = (
+            None
+            if runs_own
+            else kept.number_input(
+                "Tokens to replay",
+                1,
+                None,
+                None,
+                width=190,
+                disabled=training,
+                key=f"launch-tokens-{place}",
+                placeholder="the step's own" if training else "automatic",
+                help="evenly spaced over the recording, drawn to match expert loads, or made of a traffic matrix's bytes; "
+                "automatic: as many as take a few seconds. Training steps set their own",
+            )
         )
         help = "of every plan, after a warm-up; shown is the median one"
         repeats = kept.number_input("Timed passes", 1, MAX_REPEATS, 3, width=140, key="launch-repeats", help=help)

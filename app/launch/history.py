@@ -1,5 +1,6 @@
 """All launches in the data folder, of every session: found, searched, listed; and started, in this one guarded place."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -165,10 +166,12 @@ def start(arguments: dict[str, Any]) -> None:
     when the button was drawn."""
     if reason := refusal():
         raise InputError(reason)
-    named = arguments | {BY: people.who().name}
+    named, handed = arguments | {BY: people.who().name}, None
+    if asked := arguments.get("own"):  # texts are kept nowhere
+        named["own"], handed = asked | {"prompts": []}, json.dumps(asked["prompts"]).encode()
     # A launch that a scheduler runs elsewhere for hours takes nothing here.
     here = arguments.get("on", "local") in ("local", "testbed")
-    state.add_launch_job(runner.start("launch", named, store.data_folder(), queued=here).id)
+    state.add_launch_job(runner.start("launch", named, store.data_folder(), queued=here, handed=handed).id)
     state.visit.launch_shown = None
 
 

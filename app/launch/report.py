@@ -4,6 +4,7 @@ Ended launches are noted in the team's database, so that their measurements stan
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,7 @@ from app.charts import gantt as gantt_charts
 from app.charts import launch as charts
 from app.charts import step as step_charts
 from app.charts import theme
-from app.launch import history, watch
+from app.launch import history, own, watch
 from app.launch.history import Launched
 from app.tables import plain, sentence
 from engine import units
@@ -97,6 +98,8 @@ def show(launch: Launched, past: list[Launched]) -> None:
             )
             here = launch.brief.on in ("local", "testbed")
             blocked = history.refusal() or (history.why_not_now(past) if here else None)
+            if launch.job.request.arguments.get("own"):
+                blocked = "the texts of a launch are kept nowhere: give them again in a new one"
             if st.button("Relaunch", icon=":material/replay:", disabled=bool(blocked), help=blocked or "the same once more"):
                 arguments = launch.job.request.arguments
                 with failing.saying(sentence):
@@ -140,9 +143,16 @@ def _measured(launch: Launched) -> None:
     if len(runs) > 1:
         predicted = [run.predicted_seconds for run in runs]
         title, details = finding(report.preference.lines)
+        if report.own is not None:
+            details, title = f"{title}; {details}", own.finding(report, names)
         passes = [run.pass_seconds for run in runs]
         widgets.chart(lambda: charts.totals(names, predicted, passes, theme.plain(title)), f"totals-{launch.job.id}")
         st.caption(plain(f"{details}."))
+    if report.own is not None:
+        own.show_paces(report, names)
+        own.say_if_same(report, names)
+        own.say_what_ran(report.own)
+    if len(runs) > 1:
         chosen = kept.segments(
             "Plan",
             range(len(runs)),
@@ -153,13 +163,15 @@ def _measured(launch: Launched) -> None:
         )
     run, key = runs[chosen], f"{launch.job.id}-{chosen}"
     total = (run.predicted_seconds, run.measured_seconds)
-    _steps_and_layers(run, total, key)
+    _steps_and_layers(run, total, key, report.own is not None)
     _figures(run, report)
     if run.scheduler is not None:
         _scheduler(run.scheduler)
     predicted, measured = timelines(launch, chosen)
     pair = {f"Predicted for {_here(launch)}": predicted, "Measured": measured}
-    if measured.labels is None:
+    if report.own is not None:
+        _gantt_of_tokens(pair, key)
+    elif measured.labels is None:
         _gantt_of_layers(pair, key)
     else:
         phase, first, last = timeline.choose_part(list(pair.values()))
@@ -174,9 +186,11 @@ def _measured(launch: Launched) -> None:
         widgets.chart(charts.links(rates, rates * testbed.scale, testbed.scale), "report-links")
 
 
-def _steps_and_layers(run: LaunchedPlan, total: tuple[float, float], key: str) -> None:
-    """Predicted and measured times, by kind of step and by layer. total: seconds."""
+def _steps_and_layers(run: LaunchedPlan, total: tuple[float, float], key: str, is_own: bool) -> None:
+    """Predicted and measured times, by kind of step and by layer. total: seconds; is_own: True for a person's own model"""
     kinds, layers = run.by_kind, run.by_layer
+    if is_own:
+        kinds = kinds.model_copy(update={"kind": tuple(own.CALLED.get(kind, kind) for kind in kinds.kind)})
     waiting = (run.predicted_waiting_seconds, run.waiting_seconds)
     dark = st.context.theme.type == "dark"
     left, right = st.columns(2, gap="medium")
@@ -224,8 +238,8 @@ def _figures(run: LaunchedPlan, report: LaunchAnswer) -> None:
         help = f"barriers; predicted were {units.seconds(run.predicted_waiting_seconds)}"
         st.metric("Waiting between steps", units.seconds(run.waiting_seconds), help=help)
         st.metric(
-            "Output differs by",
-            f"{run.difference:.1g}",
+            "Output differs by" if report.own is None else "Logits differ by",
+            tables.MISSING if run.difference is None else f"{run.difference:.1g}",
             help="largest difference from the unplanned single-process computation, relative to its largest number; "
             f"a launch that differs by more than rounding explains{allowed} fails",
         )
@@ -243,6 +257,24 @@ def _scheduler(scheduler: KeptScheduler) -> None:
     for title, column in (("Predicted", scheduler.predicted), ("Measured", scheduler.measured)):
         columns[title] = [units.seconds(seconds) for seconds in column]
     tables.show(columns, hide_index=True, width="content", alt="Pieces of the scheduler's work")
+
+
+def _gantt_of_tokens(pair: dict[str, Timeline], key: str) -> None:
+    """The passes of a model that generates, one token at a time. What follows the last MoE layer counts as the next one."""
+    tokens = list(dict.fromkeys(pair["Measured"].labels))
+    token = tokens[0]
+    if len(tokens) > 1:
+        token = kept.select_slider("Pass", tokens, token, key=f"launch-token-{key}", format_func=str.capitalize)
+    layers = int(pair["Measured"].events["layer"].max()) + 1
+    parts = {}
+    for name, whole in pair.items():
+        rows = np.flatnonzero(np.array(whole.labels) == token)
+        events = whole.events.iloc[rows].reset_index(drop=True)
+        behind = events["layer"].where(events["layer"] >= 0, layers)
+        kind = events["kind"].astype(str).replace(own.CALLED)
+        parts[name] = replace(whole, events=events.assign(layer=behind, kind=kind), labels=None)
+    _gantt_of_layers(parts, f"{key}-{token}")
+    st.caption(f"Layer {layers} is what follows the last MoE layer: the last norm and the head.")
 
 
 def _gantt_of_layers(pair: dict[str, Timeline], key: str) -> None:

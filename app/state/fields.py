@@ -108,6 +108,11 @@ class Visit:
     """True if Optimise is to run the ticked systems as soon as it is drawn."""
     uploads = _Field[dict[str, tuple[str, bool] | None]](dict)
     """Answer to every uploaded file that was read, by file id, and True if it was refused; see `app.uploads`."""
+    records = _Field[bool](False)
+    """True if the form of a recording from a person's own model is open."""
+    own_texts = _Field[tuple[str, Any] | None](None)
+    """The texts for a person's own model, with the model's folder, and their tokens or why there are none; see
+    `app.own_model`."""
     zones = _Field[dict[str, list[str]]](dict)
     """Ids of the files in every drop zone."""
     told = _Field[dict[str, list[str]]](dict)

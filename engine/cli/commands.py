@@ -329,6 +329,9 @@ def _launch(commands: Commands) -> None:
         "--scale S": SCALE,
         "--ranks N": "default: one per attached GPU, at most 4 on a CPU (the nearest number that keeps nodes where a "
         "plan uses them)",
+        "--text FILE": "run the model itself, in the folder --model, on these texts: a .txt with one a line, or a .jsonl; "
+        "PLAN may then be an engine's plan file, 'linear' or 'round-robin'",
+        "--new-tokens N": "with --text: tokens that each text goes on with (default 20)",
         "--tokens N": "tokens to replay, or to make of loads or a matrix (default: what takes some seconds)",
         "--dtype": ("of all numbers (default: on GPUs the model's own, on CPUs fp32)", {"choices": ["fp32", "bf16"]}),
         "--repeats N": ("timed passes (default 3)", {"default": 3}),

@@ -62,7 +62,7 @@ def _plan_and_model(options: argparse.Namespace) -> tuple[Plan | Placement, MoEM
     if not (options.model and options.cluster):
         raise InputError(f"{file.path.name}: a bare placement needs --model and --cluster beside it")
     model = formats.read_model(options.model)
-    return deployed_for(file, model, formats.read_cluster(options.cluster)).placement, model
+    return deployed_for(file, model, len(formats.read_cluster(options.cluster).gpus)).placement, model
 
 
 def _trace(options: argparse.Namespace) -> str:

@@ -101,14 +101,21 @@ def placed_by(file: PlanFile, problem: Problem) -> Plan:
     has tokens."""
     from engine.compare.baseline import plan_of_placement  # which imports every system
 
-    deployed = deployed_for(file, problem.model, problem.cluster)
+    deployed = deployed_for(file, problem.model, len(problem.cluster.gpus))
     follows = deployed.format == exflow.FORMAT and isinstance(problem.workload, RoutingTrace)
     return plan_of_placement(deployed.placement, file.path.stem, "context-coherent" if follows else "vanilla")
 
 
-def deployed_for(file: PlanFile, model: MoEModel, cluster: Cluster) -> Deployed:
+def bare_plan(file: PlanFile, model: MoEModel, gpus: int) -> Plan:
+    """As `placed_by`, for a model that runs its own tokens: all sends at once."""
+    from engine.compare.baseline import plan_of_placement  # which imports every system
+
+    return plan_of_placement(deployed_for(file, model, gpus).placement, file.path.stem)
+
+
+def deployed_for(file: PlanFile, model: MoEModel, gpus: int) -> Deployed:
     """The placement of a plan file; its notes go to standard error."""
-    deployed = file.deployed(model, len(cluster.gpus))
+    deployed = file.deployed(model, gpus)
     for note in deployed.notes:
         print(f"note: {file.path.name}: {note}", file=sys.stderr)
     return deployed
@@ -139,7 +146,7 @@ def new_problem(options: argparse.Namespace) -> Problem:
                 print(f"warning: {recording.name}: {finding.message}", file=sys.stderr)
     if not options.in_use:
         return problem
-    return replace(problem, in_use=deployed_for(open_plan_file(options.in_use), model, cluster).placement)
+    return replace(problem, in_use=deployed_for(open_plan_file(options.in_use), model, len(cluster.gpus)).placement)
 
 
 def _at_step(options: argparse.Namespace, model: MoEModel, cluster: Cluster) -> Callable[[Workload], Workload]:

@@ -9,23 +9,29 @@ from typing import Any
 
 from engine import formats
 from engine.cli.arguments import CLUSTER
-from engine.cli.inputs import cluster_of, drawn_cluster, inputs_of, second_of, step_of
+from engine.cli.inputs import bare_plan, cluster_of, drawn_cluster, inputs_of, read_recording, second_of, step_of
 from engine.cli.output import answer, progress, stopped_by_signals, table
 from engine.errors import InputError
-from engine.jobs.launches import ByLayer, KeptScheduler, LaunchAnswer, LaunchedPlan, describe_run
+from engine.formats.placements import open_plan_file
+from engine.jobs.launches import ByLayer, Generated, KeptScheduler, LaunchAnswer, LaunchedPlan, describe_run
 from engine.launch.places.destination import CPUS_PER_RANK, MEMORY_PER_RANK, SCHEDULERS, Destination, as_drawn, gpus_of
 from engine.launch.preparation.launch import Launch, PreparedLaunch
 from engine.launch.preparation.prepare import prepare
-from engine.launch.rank.instructions import uses_nodes
+from engine.launch.rank.instructions import OwnModel, uses_nodes
 from engine.launch.results.comparison import furthest, layer_in_words
 from engine.launch.running import clusters
 from engine.launch.running.local import command_of, temporary_folder
 from engine.launch.running.local import run as run_prepared
 from engine.launch.running.torchx_application import dry_run
+from engine.model import MoEModel
 from engine.plan import Plan
 from engine.program import command
-from engine.units import digits, ratio, seconds
+from engine.recording.own_model import read_texts
+from engine.recording.per_request import read_prompts
+from engine.training import balanced_load
+from engine.units import digits, ratio, seconds, size
 from engine.validate import refuse_broken_launch
+from engine.workload import Workload
 
 
 def run_launch(options: argparse.Namespace) -> int:
@@ -52,9 +58,15 @@ def _launch_asked(options: argparse.Namespace) -> Launch:
     """The launch that the options ask for. Raises InputError if they do not go together."""
     if options.cost or options.graph:
         raise InputError("a launch measures its own costs and makes its own operators; leave out --cost and --graph")
-    plans = tuple(formats.read_plan(path) for path in options.plans)
-    model, workload = inputs_of(options, plans[0])
-    second, step = second_of(options, plans[0], model), step_of(options, plans[0], model)
+    if options.text is not None:
+        own, plans, workload, model = _own_model(options)
+        second = step = None
+    else:
+        if options.new_tokens is not None:
+            raise InputError("--new-tokens goes with --text: texts for the model in the folder --model")
+        own, plans = None, tuple(formats.read_plan(path) for path in options.plans)
+        model, workload = inputs_of(options, plans[0])
+        second, step = second_of(options, plans[0], model), step_of(options, plans[0], model)
     if step is not None and options.tokens is not None:
         raise InputError("a training step has its own tokens; leave out --tokens, or describe a smaller step (--training)")
     if options.on != "testbed" and options.scale is not None:
@@ -73,7 +85,33 @@ def _launch_asked(options: argparse.Namespace) -> Launch:
     elif any(map(uses_nodes, plans)):
         cluster = drawn_cluster(options, plans[0])
     named = {name: getattr(options, name) for name in ("on", "scale", "ranks", "tokens", "repeats", "limit", "dtype")}
-    return Launch(plans, workload, model, cluster, second, destination=destination, step=step, **named)
+    return Launch(plans, workload, model, cluster, second, destination=destination, step=step, own=own, **named)
+
+
+def _own_model(options: argparse.Namespace) -> tuple[OwnModel, tuple[Plan, ...], Workload, MoEModel]:
+    """A person's own model, the plans for it, and what these are checked against."""
+    for name in ("workload_b", "model_b", "training", "tokens"):
+        if getattr(options, name):
+            raise InputError(f"{_option(name)} does not go with --text, which runs one model on its own texts; leave it out")
+    if options.model is None:
+        raise InputError("--model is missing: the folder of the model that --text is run through")
+    prompts, folder = read_prompts(options.text), options.model.absolute()
+    new_tokens = 20 if options.new_tokens is None else options.new_tokens
+    if new_tokens < 1:
+        raise InputError(f"--new-tokens {new_tokens}: at least one is needed")
+    files = [open_plan_file(path) for path in options.plans]
+    gpus = next((file.plan.placement.gpus for file in files if file.plan is not None), None)
+    if gpus is None:
+        if not options.cluster:
+            raise InputError(f"{options.plans[0].name}: a bare placement needs --cluster, for its number of GPUs")
+        gpus = len(formats.read_cluster(options.cluster).gpus)
+    texts = read_texts(folder, prompts, new_tokens)
+    for note in texts.notes_on_texts():
+        print(f"note: {note}", file=sys.stderr)
+    plans = tuple(file.plan or bare_plan(file, texts.model, gpus) for file in files)
+    workload = read_recording(options.workload, texts.model) if options.workload else balanced_load(texts.model)
+    own = OwnModel(folder=str(folder), prompts=tuple(map(tuple, texts.ids)), new_tokens=new_tokens)
+    return own, plans, workload, texts.model
 
 
 def run_status(options: argparse.Namespace) -> int:
@@ -161,6 +199,13 @@ def as_text(answer: LaunchAnswer) -> str:
         header = ["plan", "predicted", "measured", "measured / predicted", f"{len(answer.runs[0].pass_seconds)} passes"]
         lines.append("\n".join([table(header, rows), *answer.preference.lines]))
     lines.append(f"{answer.tokens:,} tokens on {answer.device}")
+    if (own := answer.own) is not None:
+        lines.append(f"predicted: {own.predicted_from}")
+        memory = zip(own.predicted_memory, own.measured_memory, strict=True)
+        each = [f"{size(took)} (predicted {size(wanted)})" for wanted, took in memory]
+        lines.append(f"weights on each rank: {', '.join(each)}")
+        if own.random_weights:
+            lines.append(f"{own.folder} has no weights: random ones, whose answers and routing say nothing about the model")
     if answer.routing:
         lines.append(f"their routing: {answer.routing}")
     if (testbed := answer.testbed) is not None:
@@ -183,12 +228,12 @@ def _launched_plan(run: LaunchedPlan) -> str:
     rows.append(["total", seconds(run.predicted_seconds), seconds(run.measured_seconds), ratio(total)])
     lines = [
         f"{run.name}: median of {len(run.pass_seconds)} passes ({_spread(run)})",
+        *([] if run.generated is None else [_pace(run.generated)]),
         table(["step", "predicted", "measured", "measured / predicted"], rows),
         *filter(None, [furthest(kinds.kind, kinds.predicted, kinds.measured)]),
         *_launched_layers(run.by_layer),
         *_launched_scheduler(run.scheduler),
-        f"differs from the unplanned computation by {run.difference:.2g} of its largest number (rounding explains up to "
-        f"{run.allowed_difference:.2g})",
+        _difference(run),
         f"predicted with {run.predicted['cost_source']}",
     ]
     return "\n".join(lines)
@@ -200,6 +245,27 @@ def _launched_scheduler(scheduler: KeptScheduler | None) -> list[str]:
     columns = zip(scheduler.piece, scheduler.predicted, scheduler.measured, strict=True)
     rows = [[piece, seconds(predicted), seconds(measured)] for piece, predicted, measured in columns]
     return [f"{scheduler.text}; slowest rank of every layer:", table(["of the scheduler", "predicted", "measured"], rows)]
+
+
+def _pace(generated: Generated) -> str:
+    """First token, further ones and their rate, predicted and measured."""
+    before, after = generated.predicted, generated.measured
+    rows = [["first token", seconds(before.prefill_seconds), seconds(after.prefill_seconds)]]
+    if after.token_seconds is not None:
+        rows.append(["each further token", seconds(before.token_seconds), seconds(after.token_seconds)])
+    rows.append(["new tokens a second", digits(before.tokens_per_second), digits(after.tokens_per_second)])
+    return table(["", "predicted", "measured"], rows)
+
+
+def _difference(run: LaunchedPlan) -> str:
+    if run.difference is None:
+        return "not compared with the model without a plan, for which rank 0 had no room"
+    line = f"differs from the unplanned computation by {run.difference:.2g} of its largest number (rounding explains up to "
+    line += f"{run.allowed_difference:.2g})"
+    if run.generated is None:
+        return line
+    others = "some tokens are others, with logits that rounding does not tell apart"
+    return f"{line}; {'the same tokens' if run.generated.same_tokens else others}"
 
 
 def _spread(run: LaunchedPlan) -> str:

@@ -15,7 +15,7 @@ from engine.files import replace_atomically
 from engine.formats.writers import write_npz
 from engine.recording import sglang, vllm
 from engine.recording.own_model import LOADING, record_texts, tokenised
-from engine.recording.per_request import Recorded, read_prompts, record_requests, save_requests
+from engine.recording.per_request import Recorded, read_prompts, record_requests, save_requests, time_left
 from engine.recording.server import Server, check_url
 
 MAX_CONCURRENCY, MAX_RANKS = 256, 100_000
@@ -143,10 +143,12 @@ def _from_answers(options: argparse.Namespace) -> int:
 def _from_model(options: argparse.Namespace) -> int:
     """Write the routing of texts in a model that runs here as one file."""
     prompts = read_prompts(options.text)  # whose faults need not wait until PyTorch is imported
-    from engine.runtime.checkpoint import listed
+    from engine.runtime.adapters import family_of
+    from engine.runtime.checkpoint import listed, read_config
     from engine.runtime.weights import Loading, load_model
 
     folder = listed(options.model)
+    family_of(read_config(folder).get("model_type"), "config.json")
     texts = tokenised(folder, prompts, options.max_tokens)
     end = time.monotonic() + (options.seconds or float("inf"))
     over = f"{options.seconds or 0:g} s"
@@ -160,10 +162,16 @@ def _from_model(options: argparse.Namespace) -> int:
             # A signal ends this at once, for nothing is there to be kept, and to import transformers takes seconds.
             model = load_model(folder, Loading(stop=late, report=lambda share, line: report(LOADING * share, line)))
             with stopped_by_signals(*HANG_UP) as stopped:
+                begin = time.monotonic()
+
+                def passed(share: float, line: str) -> None:
+                    left = (time.monotonic() - begin) / share * (1 - share)
+                    report(LOADING + (1 - LOADING) * share, f"{line}, about {time_left(left)}")
+
                 trace, ended = record_texts(
                     *(model, texts, options.max_tokens, options.concurrency, options.ranks, options.text.stem),
                     lambda: stopped() or late(),
-                    lambda share, line: report(LOADING + (1 - LOADING) * share, line),
+                    passed,
                 )
                 over = "stopped" if stopped() else f"{over} have passed"
         except StoppedError:
@@ -175,13 +183,7 @@ def _from_model(options: argparse.Namespace) -> int:
             write_npz(trace, draft)
     except OSError as error:
         raise InputError(f"{options.output} cannot be written: {error.strerror}") from None
-    notes = [f"ended before the last text: {over}"] if ended else []
-    if texts.cut:
-        notes.append(f"{texts.cut:,} of the texts longer than the model takes, and cut")
-    if empty := len(prompts) - len(texts.ids):
-        notes.append(f"{empty:,} of the texts without a token for the model's tokenizer, and left out")
-    if not any(folder.glob("*.safetensors")):
-        notes.append("the folder has no weights: the routing is of random ones, and says nothing about the model")
+    notes = [*([f"ended before the last text: {over}"] if ended else []), *texts.notes(folder)]
     content = {"from": "model", "saved": str(options.output), "prompts": len(texts.ids)}
     content["answered"] = len(np.unique(trace.sequence))
     content |= {"tokens": trace.tokens, "layers": trace.layers, "k": trace.k, "estimated_bytes": texts.size.bytes}

@@ -143,7 +143,8 @@ def _inputs(options: argparse.Namespace) -> tuple[Problem, list[Plan]]:
         return new_problem(options), []
     plans, problem = plans_and_problem(options, options.plans)
     others = tuple(read_recording(file, problem.model) for file in options.also)
-    in_use = options.in_use and deployed_for(open_plan_file(options.in_use), problem.model, problem.cluster).placement
+    gpus = len(problem.cluster.gpus)
+    in_use = options.in_use and deployed_for(open_plan_file(options.in_use), problem.model, gpus).placement
     return replace(problem, others=others, in_use=in_use), plans
 
 

@@ -37,6 +37,7 @@ HANDLERS = {
     "size": "engine.jobs.tasks:size",
     "deployments": "engine.jobs.studies:deployments_study",
     "lina": "engine.jobs.scores:lina_study",
+    "record": "engine.jobs.recordings:record",
     "reproduce": "engine.jobs.papers:reproduce_paper",
 }
 """The only work that a job can do: `module:function` by kind."""

@@ -1,9 +1,11 @@
 """Jobs on attached devices: launches of plans, and calibrations."""
 
 import contextlib
+import json
 import time
 from bisect import bisect_right
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +19,7 @@ from engine.errors import InputError
 from engine.files import write_atomically
 from engine.goal import Goal
 from engine.jobs.kinds import Answer, Ask, Document
-from engine.jobs.protocol import Context
+from engine.jobs.protocol import LOST_TEXTS, Context
 from engine.jobs.runner import Job
 from engine.jobs.runtimes import Estimate, Took, expect, work_of
 from engine.launch.calibration.calibrate import calibrate, plan_sweep
@@ -58,7 +60,8 @@ class Brief(Frozen):
 
 
 class LaunchAsk(Ask):
-    """A launch as `Launch.to_arguments` writes it. plan: of the first version, which ran one."""
+    """A launch as `Launch.to_arguments` writes it. plan: of the first version, which ran one; own: without its texts, which are
+    handed over (`Context.handed`), or with them."""
 
     plans: tuple[Document, ...] = ()
     plan: Document | None = None
@@ -75,6 +78,7 @@ class LaunchAsk(Ask):
     cluster: Document | None = None
     destination: Document | None = None
     step: Document | None = None
+    own: Document | None = None
 
     def launch(self) -> Launch:
         """The launch with its recordings. Raises InputError if one is lost or a part does not fit."""
@@ -119,13 +123,62 @@ class KeptScheduler(Answer):
     measured: Numbers
 
 
+class Pace(Answer):
+    """The pace of a pass in which a model generates tokens.
+
+    prefill_seconds: until all texts have their first new token (time to first token)
+    token_seconds: of each further token, one of every text; None: there was but one
+    tokens_per_second: new tokens of all texts over the whole pass
+    """
+
+    prefill_seconds: float
+    token_seconds: float | None
+    tokens_per_second: float
+
+
+class Generated(Answer):
+    """The tokens that a person's own model generated under a plan.
+
+    measured: of the median pass; passes: of every timed one
+    same_tokens: True if they are those of the unplanned model; None: not compared
+    """
+
+    measured: Pace
+    predicted: Pace
+    passes: tuple[Pace, ...]
+    same_tokens: bool | None
+
+
+class OwnRun(Answer):
+    """A person's own model in a launch.
+
+    random_weights: True if the folder has none; padded: tokens that were computed to make the texts of a rank equally long
+    not_compared: why there is no unplanned model to compare with; "" if there was one
+    predicted_from: what the predictions are made of, and what of them is measured, a sentence
+    predicted_memory, measured_memory: bytes of weights on every rank, those of all plans' experts together
+    """
+
+    folder: str
+    random_weights: bool
+    prompts: int
+    prompt_tokens: int
+    new_tokens: int
+    padded: int
+    not_compared: str
+    predicted_from: str
+    predicted_memory: tuple[float, ...]
+    measured_memory: tuple[float, ...]
+
+
 class LaunchedPlan(Answer):
     """One plan as predicted and as measured. Fields that may be None are not in answers of every version.
 
     plan: id; waiting_seconds, predicted_waiting_seconds: see `launch.results.comparison`; pass_seconds: of every timed pass
-    difference: largest difference of the output from the unplanned computation, relative to its largest number
+    difference: largest difference of the output from the unplanned computation, relative to its largest number; None: of a
+        model that was too large to be run without a plan
     allowed_difference: that rounding explains
     scheduler: the work of its scheduler, if one ran
+    generated: by a person's own model; None: tokens were replayed
     """
 
     plan: str | None = None
@@ -139,9 +192,10 @@ class LaunchedPlan(Answer):
     waiting_seconds: float
     predicted_waiting_seconds: float = 0.0
     pass_seconds: tuple[float, ...]
-    difference: float
+    difference: float | None
     allowed_difference: float | None = None
     scheduler: KeptScheduler | None = Field(default=None, exclude_if=lambda scheduler: scheduler is None)
+    generated: Generated | None = Field(default=None, exclude_if=lambda generated: generated is None)
 
     def timelines(self) -> tuple[Timeline, Timeline]:
         """The predicted and the measured timeline."""
@@ -172,6 +226,7 @@ class LaunchAnswer(Answer):
 
     preference: None: of a single plan; clock_error: seconds by which ranks' clocks may differ, 0: they share one
     profile: costs that were measured at the start; routing: the words on tokens that were not recorded
+    own: of a person's own model; its tokens are those that go through it in a pass
     """
 
     runs: tuple[LaunchedPlan, ...] = ()
@@ -182,6 +237,7 @@ class LaunchAnswer(Answer):
     profile: Annotated[CostProfile, PlainSerializer(_without_nulls)]
     routing: str = Field(default="", exclude_if=lambda routing: not routing)
     testbed: Links | None = Field(default=None, exclude_if=lambda testbed: testbed is None)
+    own: OwnRun | None = Field(default=None, exclude_if=lambda own: own is None)
 
     @property
     def is_of_now(self) -> bool:
@@ -190,8 +246,16 @@ class LaunchAnswer(Answer):
 
 
 def launch(ask: LaunchAsk, context: Context) -> LaunchAnswer:
-    """Run plans as a real job."""
+    """Run plans as a real job. Raises InputError for a model's folder that the operator has not listed."""
+    if ask.own is not None and not ask.own["prompts"]:
+        if not (texts := context.handed()):
+            raise InputError(LOST_TEXTS)
+        ask = ask.model_copy(update={"own": ask.own | {"prompts": json.loads(texts)}})
     asked = ask.launch()
+    if asked.own is not None:
+        from engine.runtime.checkpoint import listed  # with PyTorch, which no other launch needs here
+
+        listed(Path(asked.own.folder))
     prepared = prepare(asked)
     refuse_broken_launch(asked.plans, asked.workload, asked.model, asked.cluster, asked.second, asked.step)
     names = tuple(plan.name for plan in asked.plans)
@@ -279,6 +343,7 @@ def describe_run(finished: Run, testbed: Testbed | None = None) -> LaunchAnswer:
         profile=finished.profile,
         routing=finished.routing,
         testbed=None if testbed is None else testbed.to_dict(),
+        own=None if finished.own is None else OwnRun(**asdict(finished.own)),
     )
 
 
@@ -288,7 +353,7 @@ def _columns(table: pd.DataFrame) -> dict[str, list]:
 
 
 def _describe_plan(measured: MeasuredPlan) -> LaunchedPlan:
-    comparison = compare(measured.predicted, measured.measured)
+    comparison, difference, generated = compare(measured.predicted, measured.measured), measured.difference, measured.generated
     return LaunchedPlan(
         plan=measured.plan.id,
         name=measured.plan.name,
@@ -301,9 +366,10 @@ def _describe_plan(measured: MeasuredPlan) -> LaunchedPlan:
         waiting_seconds=comparison.waiting,
         predicted_waiting_seconds=comparison.predicted_waiting,
         pass_seconds=tuple(measured.totals),
-        difference=measured.difference.error,
-        allowed_difference=measured.difference.allowed,
+        difference=None if difference is None else difference.error,
+        allowed_difference=None if difference is None else difference.allowed,
         scheduler=None if measured.scheduled is None else _describe_scheduler(measured.scheduled),
+        generated=None if generated is None else Generated(**asdict(generated)),
     )
 
 

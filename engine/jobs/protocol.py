@@ -8,6 +8,7 @@ import functools
 import json
 import math
 import socket
+import sys
 import threading
 import time
 from pathlib import Path
@@ -38,6 +39,9 @@ RESERVE = ".reserve"  # room on the disk for `ERROR` and `EXIT`, given up when t
 VERSION = 1
 """The version of a result. Raise it when a key is renamed or means something else, and let readers mend the older ones. Results
 of the first release have none."""
+
+LOST_TEXTS = "the texts are kept nowhere, and the studio was started again before their turn: give them once more"
+"""The fault of a job that was handed texts (`Context.handed`), and has been started again without them."""
 
 Line = TypeVar("Line", bound=Frozen)
 
@@ -242,6 +246,11 @@ class Context:
     def ask_to_stop(self) -> None:
         """Make `stop()` True. Takes no lock: a signal handler calls it."""
         self._stop = True
+
+    def handed(self) -> bytes:
+        """The part of the question that is kept nowhere, which the worker has as its standard input. Empty in a job that was
+        started again after a restart, and where there is none."""
+        return sys.stdin.buffer.read()
 
     def report(
         self,

@@ -203,10 +203,18 @@ class Job:
         return (self.folder / name).exists()
 
 
-def start(kind: str, arguments: dict[str, JsonValue], root: Path, module: str = workers.WORKER, queued: bool = True) -> Job:
+def start(
+    kind: str,
+    arguments: dict[str, JsonValue],
+    root: Path,
+    module: str = workers.WORKER,
+    queued: bool = True,
+    handed: bytes | None = None,
+) -> Job:
     """Start a job in a new folder under `root`/jobs; `module` is the worker to run. Raises InputError if it cannot.
 
     queued: it waits for its turn (see `engine.jobs.queue`); False for a job that only watches work elsewhere
+    handed: the part of the question that is kept nowhere, see `Context.handed`
     """
     now = datetime.now(UTC)
     id = f"{now:%Y%m%dT%H%M%S%f}-{secrets.token_hex(4)}"
@@ -218,7 +226,7 @@ def start(kind: str, arguments: dict[str, JsonValue], root: Path, module: str = 
         write_atomically(folder / protocol.REQUEST, text)
         if queued:
             queue.join(folder)
-        _begin(module, folder)
+        _begin(module, folder, handed)
     except OSError as error:
         queue.leave(folder)
         shutil.rmtree(folder, ignore_errors=True)
@@ -244,12 +252,12 @@ def resume(root: Path, module: str = workers.WORKER) -> list[Job]:
     return resumed
 
 
-def _begin(module: str, folder: Path) -> None:
+def _begin(module: str, folder: Path, handed: bytes | None = None) -> None:
     """Start the process of a job with a ready folder; OSError when that cannot be, and then there is none."""
     process = None
     _unreaped.add(folder)
     try:
-        process = workers.start(module, folder)
+        process = workers.start(module, folder, handed)
         with contextlib.suppress(psutil.NoSuchProcess):
             # The worker notes itself too, but may die before it gets there.
             protocol.write_pid(folder, process.pid)

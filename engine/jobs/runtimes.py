@@ -273,12 +273,16 @@ def work_of(launch: "PreparedLaunch") -> Work | None:
         return None
     if own.step is not None:
         flops = own.ranks * sum(step_flops(own.model, own.step, plan) for plan in own.plans)
+    elif own.own is not None:
+        per_token = len(own.model.moe_layers) * own.model.experts_per_token * own.model.ffn_flops_per_token
+        flops = len(own.plans) * launch.tokens * per_token
     else:
         sizes = zip(launch.workloads, (own.model, own.model_b), strict=False)
         passed = sum(trace.tokens * trace.layers * trace.k * model.ffn_flops_per_token for trace, model in sizes)
         flops = len(own.plans) * passed
     where = "testbed" if launch.testbed is not None else "local"
-    place = " · ".join((machine(), where, own.backend, f"{own.gpus} GPUs", own.goal))
+    what = own.goal if own.own is None else "own model"
+    place = " · ".join((machine(), where, own.backend, f"{own.gpus} GPUs", what))
     alone = own.model_copy(update={"plans": (), "repeats": 1, "limit": 1.0}).to_json()
     shape = digest_of(str(alone), len(own.plans), *(trace.tokens for trace in launch.workloads if own.step is None))
     return Work(place=place, shape=shape, ranks=own.ranks, flops=flops, turns=own.repeats + 1)

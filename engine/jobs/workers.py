@@ -14,6 +14,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -61,12 +62,21 @@ def _start_standby() -> None:
         _standby = _process([WORKER], subprocess.PIPE, subprocess.DEVNULL, _environment())
 
 
-def start(module: str, folder: Path) -> subprocess.Popen[bytes]:
-    """Start the worker of the job in `folder`; `module` is the code to run. Raises OSError if it cannot."""
+def start(module: str, folder: Path, handed: bytes | None = None) -> subprocess.Popen[bytes]:
+    """Start the worker of the job in `folder`; `module` is the code to run. Raises OSError if it cannot.
+
+    handed: what a new worker alone can read, see `Context.handed`
+    """
     global _standby
+    environment = _environment() | {MARK: str(folder)}
+    if handed is not None:
+        # Without a name from the start: the system forgets it with the worker, however that ends.
+        with open_to_append(folder / LOG) as log, tempfile.TemporaryFile() as file:
+            file.write(handed)
+            file.seek(0)
+            return _process([module, str(folder)], file, log, environment)
     with _lock:
         standby, _standby = (_standby, None) if module == WORKER else (None, _standby)
-    environment = _environment() | {MARK: str(folder)}
     if standby is not None and standby.poll() is None:
         with contextlib.suppress(OSError), standby.stdin as told:  # it may die just now
             told.write(json.dumps([str(folder), environment]).encode())
@@ -82,7 +92,9 @@ def _environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}
 
 
-def _process(words: list[str], stdin: int, output: int | IO[bytes], environment: dict[str, str]) -> subprocess.Popen[bytes]:
+def _process(
+    words: list[str], stdin: int | IO[bytes], output: int | IO[bytes], environment: dict[str, str]
+) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-m", *words],
         cwd=PROJECT,

@@ -9,11 +9,12 @@ from the ground up; each imports only from those above it in this list:
 
 rank: instructions of a rank, layers forward, exchanges in the plan's order, clock and events
 step: a training step on a rank
+own: a person's own model on a rank
 places: the places of ranks: this machine's devices, a testbed of emulated links, a cluster's nodes
 preparation: the request, folded onto ranks and checked
 results: the ranks' measurements, and the comparison with the prediction
 running: starting the ranks: on this machine, in a testbed, by a cluster's scheduler
 calibration: measuring the attached devices as a source of costs
 
-`worker` is the program of every rank and imports `rank` and `step` alone.
+`worker` is the program of every rank and imports `rank`, `step` and `own` alone.
 """

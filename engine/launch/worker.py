@@ -1,8 +1,8 @@
 """One rank of a launch; started by torchrun with the run folder as its only argument.
 
 Runs the planned layers or training step with real tensors. Tokens and their experts are replayed from the recording, so
-all ranks know all counts and exchange no sizes. Every rank writes its events; rank 0 also compares the outcome with the
-unplanned computation on one process.
+all ranks know all counts and exchange no sizes; a person's own model routes its texts itself. Every rank writes its events;
+rank 0 also compares the outcome with the unplanned computation on one process.
 """
 
 import json
@@ -68,6 +68,10 @@ def run(context: RankContext, folder: Path) -> None:
         from engine.launch.step.measure_machine import measure_machine_for_step
 
         measured = measure_machine_for_step(context)
+    elif instructions.own is not None:
+        from engine.launch.own.run import measure_machine_for_own
+
+        measured = measure_machine_for_own(context)
     else:
         measured = measure_machine(context)
         context = replace(context, links=links_of(instructions, measured))
@@ -75,7 +79,13 @@ def run(context: RankContext, folder: Path) -> None:
         with writing(folder):
             write_atomically(folder / MACHINE_TIMES, json.dumps(measured))
     compared = COMPARED[instructions.goal is Goal.TRAINING]
-    executors, plans = [executor_of(context, plan) for plan in instructions.plans], len(instructions.plans)
+    if instructions.own is None:
+        own, executors = None, [executor_of(context, plan) for plan in instructions.plans]
+    else:
+        from engine.launch.own.run import executors_of
+
+        own, executors = executors_of(context)
+    plans = len(instructions.plans)
     turns = list(product(range(instructions.repeats + 1), range(plans)))
     for turn, (number, index) in enumerate(turns):
         which = "warm-up" if number == 0 else f"pass {number} of {instructions.repeats}"
@@ -89,6 +99,8 @@ def run(context: RankContext, folder: Path) -> None:
         recorder.end()
     with writing(folder):
         recorder.save(folder / f"events-{context.rank}.npz")
+    if own is not None:
+        own.save(folder)
     differences = []
     for number, executor in enumerate(executors):
         which = f"plan {number + 1} of {plans}" if plans > 1 else "the result"
@@ -96,10 +108,11 @@ def run(context: RankContext, folder: Path) -> None:
         differences.append(executor.difference())
     errors: list[float] = [0.0] * instructions.ranks
     dist.all_gather_object(errors, recorder.clock_error)
+    facts = {} if own is None else {"own": own.facts()}
     if context.rank == 0:
         device = torch.cuda.get_device_name(context.device) if context.device.type == "cuda" else "CPU"
         decisions = [getattr(executor, "decisions", []) for executor in executors]
-        outcome = {"differences": differences, "device": device, "clock_error": max(errors), "decisions": decisions}
+        outcome = {"differences": differences, "device": device, "clock_error": max(errors), "decisions": decisions} | facts
         with writing(folder):
             write_atomically(folder / REPORT, json.dumps(outcome))
 

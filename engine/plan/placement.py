@@ -1,5 +1,6 @@
 """The placement: the experts that each GPU holds in every MoE layer."""
 
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import chain, pairwise
 
@@ -126,6 +127,14 @@ class Placement(Frozen):
     def slots(self) -> np.ndarray:
         """Expert slots in use: int64[layer, gpu]."""
         return np.array([[len(experts) for experts in row] for row in self.experts_of_gpu], dtype=np.int64)
+
+
+def together(placements: Sequence[Placement]) -> Placement:
+    """The placement in which every GPU holds all that it holds in any of these, of one model and as many GPUs: each expert in
+    one slot, in ascending order."""
+    layers = zip(*(placement.experts_of_gpu for placement in placements), strict=True)
+    held = tuple(tuple(tuple(sorted(set(chain(*slots)))) for slots in zip(*rows, strict=True)) for rows in layers)
+    return placements[0].model_copy(update={"experts_of_gpu": held})
 
 
 def redundant_experts(experts: int, spare: int, gpus: int) -> list[int]:

@@ -1,7 +1,7 @@
 """A recording from a model that runs here: texts through a model out of a folder, and the experts that their tokens chose.
 Texts go no further than the tokenizer; only routing is kept."""
 
-import time
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,8 +16,9 @@ from engine.formats.source import MAX_FILE_BYTES, fault
 from engine.model import MoEModel
 from engine.program import how_to_get_models
 from engine.recording.estimate import Estimate, estimate
-from engine.recording.per_request import MAX_RECORDED_BYTES, Prompt, Report, time_left
+from engine.recording.per_request import MAX_RECORDED_BYTES, Prompt, Report
 from engine.result import Stop
+from engine.runtime.checkpoint import read_config
 from engine.workload import DECODE, PREFILL, RoutingTrace
 
 if TYPE_CHECKING:
@@ -29,38 +30,61 @@ if TYPE_CHECKING:
 
 LOADING = 0.3
 """Share of the progress that is loading weights."""
+PATIENCE = 0.5
+"""Seconds that a pass is given to end by itself when it is stopped: one product of large matrices may take longer."""
+_LOOK_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
 class Texts:
     """Texts as a model takes them.
 
-    ids: the tokens of each
+    ids: the tokens of each that has any
     model: its sizes
     size: the recording's, estimated
     cut: texts that were longer than the model takes
+    empty: texts without a token
     """
 
     ids: list[list[int]]
     model: MoEModel
     size: Estimate
     cut: int
+    empty: int
+
+    def notes_on_texts(self) -> list[str]:
+        """Facts about them that a reader should know."""
+        cut = f"{self.cut:,} of the texts longer than the model takes, and cut"
+        empty = f"{self.empty:,} of the texts without a token for the model's tokenizer, and left out"
+        return [note for note, count in ((cut, self.cut), (empty, self.empty)) if count]
+
+    def notes(self, folder: Path) -> list[str]:
+        """Facts about a recording of them that a reader should know. folder: of the model"""
+        notes = self.notes_on_texts()
+        if not any(folder.glob("*.safetensors")):
+            notes.append("the folder has no weights: the routing is of random ones, and says nothing about the model")
+        return notes
 
 
 def tokenised(folder: Path, prompts: Sequence[Prompt], new_tokens: int) -> Texts:
+    """`read_texts`, for a recording. Raises InputError also if that would be too large to read."""
+    texts = read_texts(folder, prompts, new_tokens)
+    if texts.size.bytes > MAX_RECORDED_BYTES:
+        raise InputError(
+            f"the recording would be larger than a file of {MAX_FILE_BYTES // 1024**2} MB ({texts.size.sum}); take fewer texts"
+        )
+    return texts
+
+
+def read_texts(folder: Path, prompts: Sequence[Prompt], new_tokens: int) -> Texts:
     """The tokens of texts by the folder's `tokenizer.json`, and the size of a recording of them, before any weight is read.
 
     new_tokens: generated of each text
 
-    Raises InputError if the folder has no config of a known family or no tokenizer, a token is none of the model's, or the
-    recording would be too large to read.
+    Raises InputError if the folder has no config of an MoE model or no tokenizer, or a token is none of the model's. PyTorch is
+    not needed, so a family without an adapter is found by `load_model`.
     """
-    # With PyTorch, which no other way to record needs.
-    from engine.runtime.adapters import family_of
-    from engine.runtime.checkpoint import read_config
-
     config = read_config(folder)
-    family_of(config.get("model_type"), "config.json")
     model = formats.read_model(folder / "config.json")
     words, most = config.get("vocab_size"), config.get("max_position_embeddings")
     room = most - max(new_tokens - 1, 0) if isinstance(most, int) else None  # the last token is never computed with
@@ -77,11 +101,8 @@ def tokenised(folder: Path, prompts: Sequence[Prompt], new_tokens: int) -> Texts
     if not kept:
         raise InputError("the texts have no tokens")
     size = estimate("pytorch", model, sum(map(len, kept)) + len(kept) * max(new_tokens - 1, 0))
-    if size.bytes > MAX_RECORDED_BYTES:
-        raise InputError(
-            f"the recording would be larger than a file of {MAX_FILE_BYTES // 1024**2} MB ({size.sum}); take fewer texts"
-        )
-    return Texts(kept, model, size, sum(len(ids) > len(own) for ids, own in zip(filter(None, every), kept, strict=True)))
+    cut = sum(len(ids) > len(own) for ids, own in zip(filter(None, every), kept, strict=True))
+    return Texts(kept, model, size, cut, len(every) - len(kept))
 
 
 def record_texts(
@@ -104,70 +125,53 @@ def record_texts(
 
     Raises StoppedError if nothing was recorded.
     """
-    from engine.routing_recorder import RoutingRecorder  # which needs PyTorch, as nothing else here does
+    # With PyTorch, as nothing else here.
+    from engine.routing_recorder import RoutingRecorder
+    from engine.runtime.generation import passes
 
-    begin, phases, ended = time.monotonic(), [], ""
-    total, done = sum(map(len, texts.ids)), 0
-    # Long texts first would save padding, but leave none of the short ones when it is stopped.
-    with RoutingRecorder(model) as recorder, _stopping(model, stop):
+    recorder, phases, faults = RoutingRecorder(model), [], []
+    ends = model.generation_config.eos_token_id
+    ends = [ends] if isinstance(ends, int) else ends or []
+
+    def run() -> None:
+        done, total = 0, sum(map(len, texts.ids))
         try:
-            for first in range(0, len(texts.ids), batch):
-                some = texts.ids[first : first + batch]
-                for phase, tokens in _passes(model, some, new_tokens):
-                    phases.append(np.full(tokens, phase, dtype=np.int8))
-                done += sum(map(len, some))
-                left = (time.monotonic() - begin) / done * (total - done)
-                report(done / total, f"{first + len(some):,} of {len(texts.ids):,} texts, about {time_left(left)}")
-        except StoppedError:
-            ended = "stopped"
+            # Long texts first would save padding, but leave none of the short ones when it is stopped.
+            with _stopping(model, stop), recorder:
+                for first in range(0, len(texts.ids), batch):
+                    some = texts.ids[first : first + batch]
+                    for step, _ in enumerate(passes(model, some, new_tokens, ends=ends)):
+                        tokens, phase = (len(some), DECODE) if step else (len(some) * max(map(len, some)), PREFILL)
+                        phases.append(np.full(tokens, phase, dtype=np.int8))
+                    done += sum(map(len, some))
+                    report(done / total, f"{first + len(some):,} of {len(texts.ids):,} texts")
+        except Exception as fault:
+            faults.append(fault)
+
+    # In a thread, so that nobody waits for one product of large matrices. A daemon: it ends with the process at the latest.
+    running = threading.Thread(target=run, daemon=True)
+    running.start()
+    while running.is_alive() and not stop():
+        running.join(_LOOK_SECONDS)
+    running.join(PATIENCE if stop() else None)
+    if faults and not isinstance(faults[0], StoppedError):
+        raise faults[0]
     if not phases:
         raise StoppedError("nothing was recorded: stopped before the first pass")
-    return _trace(recorder, phases, texts.model, ranks, name), ended
-
-
-def _passes(model: "PreTrainedModel", some: Sequence[list[int]], new_tokens: int) -> Iterator[tuple[int, int]]:
-    """Run a batch, prefill and then token by token until all sequences have ended. Yields the phase of each pass and its
-    tokens, those of padding included."""
-    import torch
-
-    device, longest = model.device, max(map(len, some))
-    ids = torch.zeros((len(some), longest), dtype=torch.int64, device=device)
-    mask = torch.zeros_like(ids)
-    for row, own in enumerate(some):  # padding on the left, so that all go on from the last column
-        ids[row, longest - len(own) :] = torch.tensor(own, device=device)
-        mask[row, longest - len(own) :] = 1
-    ends = model.generation_config.eos_token_id
-    ends = torch.tensor([ends] if isinstance(ends, int) else ends or [], dtype=torch.int64, device=device)
-    alive, cache = mask.new_ones(len(some)), None
-    for step in range(max(new_tokens, 1)):
-        if step:
-            mask = torch.cat([mask, alive[:, None]], dim=1)
-        place = (mask.cumsum(dim=1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-        with torch.inference_mode():
-            output = model(
-                input_ids=ids,
-                attention_mask=mask,
-                position_ids=place,
-                past_key_values=cache,
-                use_cache=new_tokens > 1,
-                logits_to_keep=1,
-            )
-        yield (DECODE if step else PREFILL), ids.numel()
-        cache, ids = output.past_key_values, output.logits[:, -1].argmax(dim=-1, keepdim=True)
-        alive = alive & ~torch.isin(ids[:, 0], ends)
-        if not alive.any():
-            return
+    return _trace(recorder, phases, texts.model, ranks, name), "stopped" if faults or running.is_alive() else ""
 
 
 @contextmanager
 def _stopping(model: "torch.nn.Module", stop: Stop) -> Iterator[None]:
-    """Let a pass end at the next module of the model when `stop` becomes true: a whole one may take too long to wait for."""
+    """Let a pass end at the next module of the model when `stop` becomes true: a whole one may take too long to wait for. At
+    its end it is looked at once more, before anything else that waits for that end: no pass comes in late."""
 
     def look(*_: object) -> None:
         if stop():
             raise StoppedError("stopped in a pass")
 
     handles = [module.register_forward_pre_hook(look) for module in model.modules()]
+    handles.append(model.register_forward_hook(look))
     try:
         yield
     finally:

@@ -190,20 +190,28 @@ def save_requests(path: Path, recorded: Recorded, num_experts: int | None) -> np
 def read_prompts(path: Path) -> list[Prompt]:
     """The prompts of a file, in order; empty lines are left out.
 
-    A `.jsonl` file has one JSON value a line: a text, a list of token ids, or an object with `prompt` or `text`. Any other
-    file is one prompt a line. Raises InputError that names the line.
+    Raises InputError as `prompts_in`.
     """
     with one_clear_line(path):
         if not path.is_file():
             raise fault(path, "there is no such file")
         if path.stat().st_size > MAX_FILE_BYTES:
             raise fault(path, f"is larger than {MAX_FILE_BYTES // 1024**2} MB; take fewer prompts")
-        try:
-            lines = path.read_text(encoding="utf-8").split("\n")
-        except UnicodeDecodeError:
-            raise fault(path, "is not UTF-8 text; save it as UTF-8") from None
-        parse = _from_json if path.suffix.lower() == ".jsonl" else lambda path, number, line: line
-        prompts = [parse(path, number, line.strip()) for number, line in enumerate(lines, start=1) if line.strip()]
+        return prompts_in(path, path.read_bytes())
+
+
+def prompts_in(path: Path, content: bytes) -> list[Prompt]:
+    """The prompts in the content of a file, which need not be on any disk.
+
+    A `.jsonl` file has one JSON value a line: a text, a list of token ids, or an object with `prompt` or `text`. Any other
+    file is one prompt a line. Raises InputError that names the line.
+    """
+    try:
+        lines = content.decode("utf-8").split("\n")
+    except UnicodeDecodeError:
+        raise fault(path, "is not UTF-8 text; save it as UTF-8") from None
+    parse = _from_json if path.suffix.lower() == ".jsonl" else lambda path, number, line: line
+    prompts = [parse(path, number, line.strip()) for number, line in enumerate(lines, start=1) if line.strip()]
     if not prompts:
         raise fault(path, "has no prompt; write one a line")
     return prompts

@@ -6,14 +6,15 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from engine.errors import InputError
 from engine.formats.source import fault, one_clear_line, quoted, read_json_object
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SWITCH = "SWITCHYARD_MODELS"
 """Environment variable: the folders of models that the studio and its commands may open, or that such folders lie in, with the
@@ -21,13 +22,16 @@ system's separator of paths between them."""
 INDEX = "model.safetensors.index.json"
 MAPPED = 64 * 2**20
 """Bytes read after which the files are opened anew: pages that were read of an open file count as memory of this process."""
+DEEPEST, MOST_FOLDERS = 3, 200
+"""Levels below a listed folder at which models are looked for, as many as a download cache of Hugging Face has, and the most
+that are offered."""
 _DTYPES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
 """Bytes of a number of the formats that weights are computed in."""
 
 
 def listed(folder: Path) -> Path:
     """The folder of a model, made absolute. Raises InputError unless the operator has listed it, or one above it."""
-    allowed = [Path(part).resolve() for part in os.environ.get(SWITCH, "").split(os.pathsep) if part]
+    allowed = _allowed()
     real = folder.resolve()
     if not any(real.is_relative_to(one) for one in allowed):
         names = ", ".join(map(str, allowed)) or "none is"
@@ -35,6 +39,26 @@ def listed(folder: Path) -> Path:
             f"{folder}: models are opened from the folders that {SWITCH} lists ({names}); add this one or one above it"
         )
     return real
+
+
+def folders() -> list[Path]:
+    """The folders with a `config.json` that the operator has listed, or that lie in listed ones; each listed one's by name."""
+    found: dict[Path, None] = {}
+    for top in _allowed():
+        for where, inside, files in os.walk(top):
+            folder = Path(where)
+            if "config.json" in files:
+                found[folder] = None
+            if "config.json" in files or len(folder.relative_to(top).parts) == DEEPEST:
+                inside.clear()
+            inside.sort()
+            if len(found) == MOST_FOLDERS:
+                return list(found)
+    return list(found)
+
+
+def _allowed() -> list[Path]:
+    return [Path(part).resolve() for part in os.environ.get(SWITCH, "").split(os.pathsep) if part]
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -115,7 +139,7 @@ class Reader:
     def __init__(self, checkpoint: Checkpoint, stack: ExitStack) -> None:
         self._checkpoint, self._stack, self._open, self._mapped = checkpoint, stack, {}, 0
 
-    def copy(self, name: str, place: Tensor, row: int | None = None) -> None:
+    def copy(self, name: str, place: "Tensor", row: int | None = None) -> None:
         """Copy a tensor, or row `row` of it along its first axis, into a tensor of its shape, in that one's number format
         and on its device."""
         entry = self._checkpoint.entries[name]
@@ -126,8 +150,7 @@ class Reader:
         if entry.file not in self._open:
             self._open[entry.file] = self._stack.enter_context(self._checkpoint._open(entry.file))
         part = self._open[entry.file].get_slice(name)
-        with torch.no_grad():
-            place.copy_(part[:] if row is None else part[row])
+        place.detach().copy_(part[:] if row is None else part[row])  # which no gradient is to know of
 
 
 def _json(path: Path) -> dict[str, Any]:

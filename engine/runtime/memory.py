@@ -3,6 +3,7 @@
 import platform
 import zlib
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import psutil
@@ -13,7 +14,11 @@ from torch import nn
 from engine.errors import InputError
 from engine.plan import Placement
 from engine.runtime.adapters.families import Family
+from engine.runtime.exchange.recorder import communication_device
 from engine.runtime.ranks import among_ranks
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 GIB = 2.0**30
 USABLE = 0.95
@@ -68,6 +73,16 @@ def weight_memory(model: nn.Module, adapter: Family, placement: Placement | None
     return WeightMemory(sum(sizes), expert, held, max(sizes + slices, default=0))
 
 
+def cache_numbers(config: "PreTrainedConfig") -> int:
+    """Numbers that attention keeps of a token in one layer: keys and values. DeepSeek's are kept as they are computed with, not
+    as the latent vectors that they are made of (transformers 5.23)."""
+    heads = config.num_attention_heads
+    if getattr(config, "kv_lora_rank", None):
+        return heads * (config.qk_nope_head_dim + config.qk_rope_head_dim + config.v_head_dim)
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return 2 * width * (getattr(config, "num_key_value_heads", None) or heads)
+
+
 def check_memory(peak: np.ndarray, group: dist.ProcessGroup | None, device: torch.device) -> None:
     """Raise InputError unless all ranks have room for their weights: the ranks of one host together in its memory, each rank
     on a GPU in that. It says so on all ranks, so that none waits for another.
@@ -80,7 +95,8 @@ def check_memory(peak: np.ndarray, group: dist.ProcessGroup | None, device: torc
         where, room, place = "of its GPU", torch.cuda.mem_get_info(device)[0], rank
     else:
         where, room, place = "of the host", psutil.virtual_memory().available, zlib.crc32(platform.node().encode())
-    own = torch.tensor([need, room, place], dtype=torch.int64, device=device)
+    carrier = device if group is None else communication_device(device, group)
+    own = torch.tensor([need, room, place], dtype=torch.int64, device=carrier)
     every = [torch.empty_like(own) for _ in range(1 if group is None else dist.get_world_size(group))]
     if group is None:
         every = [own]

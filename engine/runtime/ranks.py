@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from engine.errors import InputError, LostRankError
+from engine.runtime.exchange.recorder import communication_device
 
 OF_NCCL = re.compile(r"^nccl\w+: .*\n(?:Last error:\s*)?(.+)", re.MULTILINE)
 """The cause in the last line of PyTorch's report on an NCCL error."""
@@ -72,7 +73,7 @@ def all_or_none(group: dist.ProcessGroup | None, device: torch.device, doing: st
     except Exception as error:
         failure = error
     if group is not None:
-        own = torch.tensor([failure is None], dtype=torch.int64, device=device)
+        own = torch.tensor([failure is None], dtype=torch.int64, device=communication_device(device, group))
         every = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
         try:
             dist.all_gather(every, own, group=group)

@@ -6,6 +6,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from engine.errors import InputError, StoppedError
 from engine.formats.source import fault
-from engine.plan import Plan
+from engine.plan import Placement, Plan
 from engine.program import how_to_get_models
 from engine.result import Stop
 from engine.runtime.adapters import family_of
@@ -24,7 +25,7 @@ from engine.runtime.adapters.families import Family
 from engine.runtime.apply import check_plan, place_experts
 from engine.runtime.checkpoint import Checkpoint, Reader
 from engine.runtime.exchange.links import Tiers
-from engine.runtime.memory import check_memory, weight_memory
+from engine.runtime.memory import WeightMemory, check_memory, weight_memory
 from engine.runtime.ranks import all_or_none, check_device, ranks_of
 
 if TYPE_CHECKING:
@@ -98,6 +99,32 @@ def load_model(folder: Path | str, loading: Loading | None = None) -> "PreTraine
     stacks = [(block, block.module.experts, range(family.experts(block))) for block in blocks]
     _fill(model, stacks, checkpoint, sources, family, loading)
     return model
+
+
+class Described(NamedTuple):
+    """A model in a folder before it is loaded. model: without numbers; random: True if the folder has no weights"""
+
+    model: "PreTrainedModel"
+    family: Family
+    random: bool
+
+    def memory(self, placement: Placement | None) -> WeightMemory:
+        """The memory of its weights under a placement; None: on one process."""
+        return weight_memory(self.model, self.family, placement)
+
+
+def describe(folder: Path, dtype: torch.dtype | None = None) -> Described:
+    """The model in a folder, from its config and the headers of its files; of a folder that has not changed since, the one of
+    the last call. Raises InputError as `load_planned` does for the folder."""
+    files = sorted(path for path in folder.glob("*") if path.suffix in (".json", ".safetensors"))
+    state = tuple((path.name, (about := path.stat()).st_mtime_ns, about.st_size) for path in files)
+    return _described(folder, dtype, state)
+
+
+@lru_cache(maxsize=4)
+def _described(folder: Path, dtype: torch.dtype | None, state: tuple) -> Described:
+    checkpoint, family, model, _ = _opened(folder, dtype)
+    return Described(model, family, checkpoint.empty)
 
 
 class Piece(NamedTuple):

@@ -1,8 +1,10 @@
 """Small models of every family that a plan can run, with random weights, for tests that run real models."""
 
 from functools import cache
+from pathlib import Path
 
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers import logging as transformers_logging
 
@@ -69,6 +71,15 @@ def model_of(family: str, **changed) -> torch.nn.Module:
             if "correction_bias" in name:
                 buffer.copy_(torch.rand_like(buffer))
     return model
+
+
+def saved(folder: Path, family: str = "deepseek_v3", **config) -> Path:
+    """A folder with a small model and a tokenizer of the words w0 to w95."""
+    model_of(family, **config).save_pretrained(folder)
+    tokenizer = Tokenizer(models.WordLevel({f"w{number}": number for number in range(96)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
 
 
 def relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:

@@ -16,7 +16,7 @@ from engine.launch.rank.instructions import RankInstructions, Tokens
 from engine.launch.rank.layers import Layers
 from engine.launch.results.comparison import compare, furthest, layer_in_words
 from engine.launch.results.preference import APART, prefer
-from engine.launch.results.run import measured_timelines
+from engine.launch.results.run_files import measured_timelines
 from engine.model import MoEModel
 from engine.plan import Placement, Travel
 from engine.runtime.exchange.recorder import COLUMNS as RECORDED

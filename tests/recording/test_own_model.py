@@ -4,8 +4,8 @@ the batches; stopped soon; nothing of the texts kept; and the command around it.
 import json
 import signal
 import tempfile
+import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,35 +13,23 @@ import torch
 
 pytest.importorskip("transformers")
 
-from tokenizers import Tokenizer, models, pre_tokenizers
-
 from engine import formats
 from engine.cli import main
 from engine.errors import StoppedError
 from engine.recording.own_model import record_texts, tokenised
 from engine.result import never
-from engine.runtime.checkpoint import SWITCH
+from engine.runtime.checkpoint import SWITCH, folders, listed
 from engine.runtime.weights import load_model
 from engine.workload import DECODE, PREFILL
 from tests.cases.refusals import refusal
-from tests.cases.tiny_models import CONFIGS, model_of
+from tests.cases.tiny_models import CONFIGS, saved
 from tests.faults import small_files
 
-WORDS = [f"w{number}" for number in range(96)]
 TEXTS = ["w5 w17 w3", "w8", "w1 w2 w3 w4 w5 w6 w7", "w60 w61"]
 
 
 def quiet(share: float, line: str) -> None:
     """A report that nobody reads."""
-
-
-def saved(folder: Path, family: str = "deepseek_v3", **config) -> Path:
-    """A folder with a small model and a tokenizer of the words w0 to w95."""
-    model_of(family, **config).save_pretrained(folder)
-    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="w0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    return folder
 
 
 def routed(model: torch.nn.Module, ids: list[int]) -> np.ndarray:
@@ -103,9 +91,49 @@ def test_stop_keeps_the_passes_so_far_and_ends_within_one(tmp_path):
     assert time.monotonic() - begin < 2
 
 
+def test_stop_waits_for_no_single_long_computation(tmp_path):
+    folder = saved(tmp_path)
+    model, texts = load_model(folder), tokenised(folder, TEXTS, 0)
+    waits, goes_on = threading.Event(), threading.Event()
+
+    def long(module, inputs):
+        """One that takes as long as the test, from the third pass on."""
+        passes.append(len(passes))
+        if len(passes) == 3:
+            waits.set()
+            goes_on.wait(60)
+
+    passes = []
+    model.model.layers[-1].register_forward_pre_hook(long)
+    begin = time.monotonic()
+    trace, ended = record_texts(model, texts, 0, 1, None, "mine", waits.is_set, quiet)
+    assert time.monotonic() - begin < 10 and ended == "stopped"
+    assert trace.tokens == sum(map(len, texts.ids[:2]))
+    goes_on.set()
+
+
+def test_a_fault_of_the_model_is_not_taken_for_a_stop(tmp_path):
+    folder = saved(tmp_path)
+    model, texts = load_model(folder), tokenised(folder, TEXTS, 0)
+    model.register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        record_texts(model, texts, 0, 1, None, "mine", never, quiet)
+
+
+def test_folders_that_can_be_opened(tmp_path, monkeypatch):
+    for place in ("cache/models--a/snapshots/b", "cache/x/y/z/deeper", "one", "one/within", "elsewhere"):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "config.json").write_text("{}")
+    monkeypatch.delenv(SWITCH, raising=False)
+    assert folders() == []
+    monkeypatch.setenv(SWITCH, f"{tmp_path / 'one'}:{tmp_path / 'cache'}:{tmp_path / 'none'}:{tmp_path / 'one'}")
+    assert folders() == [tmp_path / "one", tmp_path / "cache/models--a/snapshots/b"]
+    assert [listed(folder) for folder in folders()] == folders()
+
+
 def test_texts_that_the_model_cannot_take(tmp_path, monkeypatch):
     folder = saved(tmp_path)
-    long = " ".join(WORDS * 2)
+    long = " ".join([f"w{number}" for number in range(96)] * 2)
     for new, room in ((0, 128), (1, 128), (29, 100)):  # the last new token takes no position
         texts = tokenised(folder, [long, "w1"], new)
         assert [len(ids) for ids in texts.ids] == [room, 1] and texts.cut == 1

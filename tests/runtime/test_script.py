@@ -28,7 +28,7 @@ TEXTS = ("w5 w17 w3 w40", "w8 w9", "w2")
 """One more than the ranks take at a time."""
 
 
-def test_the_page_is_a_way_from_a_recording_to_the_words_of_the_plain_model(tmp_path, monkeypatch, warm_python):
+def test_the_page_is_a_way_from_a_recording_to_the_words_of_the_plain_model(tmp_path, monkeypatch, capsys, warm_python):
     folder = tmp_path / "models" / "olmoe"
     model = model_of("olmoe")
     model.save_pretrained(folder)
@@ -40,11 +40,12 @@ def test_the_page_is_a_way_from_a_recording_to_the_words_of_the_plain_model(tmp_
     (script,) = re.findall(r"^`run.py`:\n\n```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
     (tmp_path / "run.py").write_text(script)
     (block,) = re.findall(r"^```sh\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
-    record, plan, run = (shlex.split(line.replace("/models/olmoe", str(folder))) for line in block.splitlines())
+    record, plan, launch, run = (shlex.split(line.replace("/models/olmoe", str(folder))) for line in block.splitlines())
 
     monkeypatch.setenv(SWITCH, str(tmp_path / "models"))
     monkeypatch.chdir(tmp_path)
     assert main(record[3:]) == 0 and main(plan[3:]) == 0
+    assert main(launch[3:]) == 0 and "the same tokens" in capsys.readouterr().out
     made = Plan.from_json(Path("plan.json").read_text(), "plan.json")
     assert made.placement.gpus == 2 and not made.placement.single
     assert run[0] == "torchrun"

@@ -16,7 +16,7 @@ from engine.launch.calibration.sweep import COLLECTIVES, MAX_RANKS, MEASURED, RE
 from engine.launch.places.devices import Devices, counted, driver_version
 from engine.launch.places.testbed import Testbed
 from engine.launch.rank.instructions import writing
-from engine.launch.results.run import read_json
+from engine.launch.results.run_files import read_json
 from engine.launch.running.local import alone
 from engine.launch.running.processes import SWEEP_RANK, commands_of, run_processes
 from engine.result import Stop

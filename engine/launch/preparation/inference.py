@@ -43,11 +43,11 @@ def prepare_inference(launch: Launch, devices: Devices) -> PreparedLaunch:
         _check_recording(recording, model, launch.plans, number)
     _check_pair(launch.plans, [recording for recording, _ in inputs])
     ranks = settled.ranks_of(launch, devices)
-    tiers = _tiers(launch, ranks)
+    tiers = tiers_of(launch, ranks)
     shared = min(len(devices.gpus), ranks)
     models = [settled.computed_in(model, launch.dtype, bool(shared)) for _, model in inputs]
     recordings = [recording for recording, _ in inputs]
-    folded = tuple(fold_plan(plan, ranks, _drawn_links(launch, ranks)) for plan in launch.plans)
+    folded = tuple(fold_plan(plan, ranks, drawn_links(launch, ranks)) for plan in launch.plans)
     schedulers = Schedulers.of(folded, recordings[0])
     if schedulers.batch is not None:
         recordings[0] = schedulers.batch
@@ -81,7 +81,7 @@ def prepare_inference(launch: Launch, devices: Devices) -> PreparedLaunch:
     return PreparedLaunch(*about, profile=schedulers.profile)
 
 
-def _drawn_links(launch: Launch, ranks: int) -> Network | None:
+def drawn_links(launch: Launch, ranks: int) -> Network | None:
     """The network between the ranks if it is emulated as drawn, None if it is that of some machine."""
     if launch.on != "testbed" or launch.cluster is None:
         return None
@@ -121,7 +121,7 @@ def _check_travel(plan: Plan) -> None:
         )
 
 
-def _tiers(launch: Launch, ranks: int) -> Tiers | None:
+def tiers_of(launch: Launch, ranks: int) -> Tiers | None:
     """The ranks' nodes, if a plan uses them. Raises InputError if they are not known, or no nodes."""
     plan, cluster = next(filter(uses_nodes, launch.plans), None), launch.cluster
     if plan is None:  # the all-gathers of context-coherent plans use them if they are known

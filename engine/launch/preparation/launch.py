@@ -9,7 +9,7 @@ from engine.errors import InputError
 from engine.goal import Goal, goal_of
 from engine.launch.places.destination import SCHEDULERS, Destination
 from engine.launch.places.testbed import Testbed
-from engine.launch.rank.instructions import RankInstructions, uses_nodes
+from engine.launch.rank.instructions import OwnModel, RankInstructions, uses_nodes
 from engine.model import MoEModel
 from engine.plan import Plan
 from engine.training import TrainingStep
@@ -43,6 +43,7 @@ class Launch:
     limit: seconds
     dtype: of all numbers (default: on GPUs the model's own, bf16 if it cannot be computed in; on CPUs fp32)
     step: of plans for training
+    own: the model itself, on texts, instead of replayed routing; the workload is then the one that the plans were made for
     """
 
     plans: tuple[Plan, ...]
@@ -59,6 +60,7 @@ class Launch:
     limit: float = 900.0
     dtype: Literal["fp32", "bf16"] | None = None
     step: TrainingStep | None = None
+    own: OwnModel | None = None
 
     @property
     def goal(self) -> Goal:
@@ -69,7 +71,7 @@ class Launch:
         """The arguments of a job, as plain JSON; the recordings must be in the data folder."""
         from engine.store import problems  # here and below, as ranks have no use for its readers
 
-        documents = {role: getattr(self, role) for role in ("cluster", "destination", "step")}
+        documents = {role: getattr(self, role) for role in ("cluster", "destination", "step", "own")}
         settings = {name: getattr(self, name) for name in ("on", *SETTINGS)}
         inputs = problems.input_arguments(self.workload, self.model, self.second, **documents)
         return {"plans": [problems.as_json(plan) for plan in self.plans]} | inputs | settings
@@ -86,6 +88,7 @@ class Launch:
             plans=tuple(Plan.from_dict(plan, "plan") for plan in plans_in(arguments)),
             **problems.inputs_from(arguments),
             on=on,
+            own=OwnModel.from_dict(arguments["own"], "own model") if arguments.get("own") else None,
             destination=SCHEDULERS[on].from_dict(arguments["destination"], on) if on in SCHEDULERS else None,
             **{name: arguments[name] for name in SETTINGS if name in arguments},
         )
@@ -111,7 +114,8 @@ class PreparedLaunch:
     """A launch made ready by `prepare`. Without testbed and destination the ranks run on this machine as it is.
 
     plans: as asked for, before they were folded onto the ranks
-    workloads: replayed, of the model and of a second one; routing logs, except in a step with balanced routing
+    workloads: replayed, of the model and of a second one; routing logs, except in a step with balanced routing; none of a
+        person's own model, which routes itself
     limit: seconds
     testbed: emulates its links, not yet built
     destination: of a launch by a scheduler
@@ -154,8 +158,11 @@ class PreparedLaunch:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the (first) recording that are replayed, or that all ranks feed into a training step."""
-        step = self.instructions.step
+        """Tokens of the (first) recording that are replayed, that all ranks feed into a training step, or that a person's own
+        model reads and writes."""
+        step, own = self.instructions.step, self.instructions.own
+        if own is not None:
+            return own.tokens
         return self.workloads[0].tokens if step is None else step.tokens * self.instructions.ranks
 
     def on_testbed(self, testbed: Testbed) -> "PreparedLaunch":

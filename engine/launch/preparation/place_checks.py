@@ -96,10 +96,12 @@ def place_checks(launch: PreparedLaunch, cluster: Cluster | None) -> Iterator[Ch
     if launch.destination is not None:
         yield from destination_checks(launch.destination)
         yield from relay_checks(launch, launch.destination)
-        if cluster is not None and len(cluster.gpus) == launch.instructions.ranks:
+        if launch.workloads and cluster is not None and len(cluster.gpus) == launch.instructions.ranks:
             yield from _advice(launch, Network.of(cluster))
     elif launch.testbed is not None:
         yield Check("Port", True, f"{PORT}, in a network of the testbed's own, where nothing else listens")
+        if not launch.workloads:  # what a model sends is known when it has run
+            return
         if all(plan.execution == "vanilla" and plan.goal is not Goal.TRAINING for plan in launch.instructions.plans):
             yield traffic_check(launch)
         yield from _advice(launch, known_links(launch.instructions, START_UP).network)

@@ -207,7 +207,12 @@ def prepare(launch: Launch, devices: Devices | None = None) -> PreparedLaunch:
         devices = attached()
     if launch.on == "testbed":
         devices = replace(devices, gpus=(), memory=())  # ranks in namespaces talk over Gloo, from the CPU
-    prepared = prepare_training(launch, devices) if launch.goal is Goal.TRAINING else prepare_inference(launch, devices)
+    if launch.own is not None:
+        from engine.launch.preparation.own import prepare_own  # with transformers, which nothing else here needs
+
+        prepared = prepare_own(launch, devices)
+    else:
+        prepared = prepare_training(launch, devices) if launch.goal is Goal.TRAINING else prepare_inference(launch, devices)
     prepared = replace(prepared, destination=launch.destination)
     if launch.on == "testbed":
         ranks = prepared.instructions.ranks

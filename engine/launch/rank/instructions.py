@@ -37,6 +37,12 @@ def slots_to_fetch(plan: Plan) -> int:
 INSTRUCTIONS, TRACE, REPORT, MACHINE_TIMES = "spec.json", "trace.npz", "report.json", "calibration.json"
 """Files in the run folder: the input of the ranks, and the output of rank 0."""
 
+ROUTING_OF_RANK = "routing-{}.npz"
+"""File with the routing of a rank's own model, an array a pass."""
+
+COMPARED_PASSES = 8
+"""Most passes of a person's own model of which all logits are kept for the comparison, evenly spread from first to last."""
+
 MAX_REPEATS, MAX_PLANS = 100, 8
 POOL_STRIDE = 1009
 """Offset between the windows of two experts in the pool of weights: prime, so that no two experts see equal rows."""
@@ -65,11 +71,44 @@ class Tokens:
     profile: np.ndarray | None = None
 
 
+class OwnModel(Frozen):
+    """A person's own model and the texts that it runs on: prefill, then tokens chosen greedily, whatever ends a sequence.
+
+    folder: with its config.json, and safetensors files; without those its weights are random
+    prompts: the ids of the tokens of each text; texts are dealt to the ranks in turn
+    new_tokens: generated of each; the last one is never computed with
+    compared: True if rank 0 also runs the model without a plan, to compare with
+    """
+
+    folder: str
+    prompts: tuple[tuple[int, ...], ...] = Field(min_length=1)
+    new_tokens: int = Field(ge=1)
+    compared: bool = True
+
+    @property
+    def tokens(self) -> int:
+        """Those of the texts and the new ones."""
+        return sum(map(len, self.prompts)) + len(self.prompts) * self.new_tokens
+
+    def computed(self, ranks: int) -> int:
+        """Tokens of the first pass of all ranks, with those that fill up the shorter texts of a rank."""
+        return sum(len(batch) * max(map(len, batch)) for batch in (self.batch(rank, ranks) for rank in range(ranks)))
+
+    def padded(self, ranks: int) -> int:
+        """Tokens among those that are none of a text."""
+        return self.computed(ranks) - sum(map(len, self.prompts))
+
+    def batch(self, rank: int, ranks: int) -> tuple[tuple[int, ...], ...]:
+        """The texts of a rank. One without any computes with a token of any kind, since all ranks call the model alike."""
+        return self.prompts[rank::ranks] or ((0,),)
+
+
 class RankInstructions(Frozen):
     """The work of the ranks: plans for exactly `ranks` ranks, compared in one job, and a model in the dtype that will be used.
 
     model_b: a second model that shares the ranks
     step: a training step instead of a forward pass through the MoE layers
+    own: a whole model of a person instead, of which `model` has the sizes
     gpus: GPUs that the ranks compute on, in turn if they are fewer than the ranks; 0: all compute on the CPU
     bandwidth: bytes/s of every rank's link in each direction, if known beforehand (a testbed)
     tiers: the ranks' nodes, for plans in which they pass rows on to each other, and of a testbed with node links of its
@@ -81,6 +120,7 @@ class RankInstructions(Frozen):
     model: MoEModel
     model_b: MoEModel | None = None
     step: TrainingStep | None = None
+    own: OwnModel | None = None
     ranks: int = Field(ge=1, le=1024)
     backend: str = Field(pattern="^(gloo|nccl)$")
     gpus: int = Field(default=0, ge=0)

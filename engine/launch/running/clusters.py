@@ -279,7 +279,7 @@ def collect(folder: Path) -> Run:
         RoutingTrace(name, replayed.experts, model.experts, source_rank=replayed.source)
         for name, replayed, model in zip(job.workloads, tokens, models, strict=bool(tokens))
     )
-    if not workloads:  # a step with balanced routing
+    if instructions.step is not None and not workloads:  # with balanced routing
         workloads = (balanced_load(instructions.model),)
     made = (Check(ROUTING, True, job.routing),) if job.routing else ()
     known = next((replayed.profile for replayed in tokens if replayed.profile is not None), None)

@@ -15,7 +15,7 @@ from engine.errors import InputError, StoppedError
 from engine.files import data_folder, make_folder, open_to_append, write_atomically
 from engine.launch.preparation.launch import PreparedLaunch
 from engine.launch.rank.failure import STANDING, RankProgress, Standing, log_of
-from engine.launch.rank.instructions import PROGRESS, write_instructions, writing
+from engine.launch.rank.instructions import INSTRUCTIONS, PROGRESS, write_instructions, writing
 from engine.launch.results.run import Run, read_run
 from engine.launch.running import clusters
 from engine.launch.running.processes import WORKER, commands_of, run_processes
@@ -43,7 +43,11 @@ def run_here(launch: PreparedLaunch, folder: Path, stop: Stop, report) -> Run:
     with alone(), launch.testbed or contextlib.nullcontext():
         write_instructions(folder, launch.instructions, launch.workloads, launch.profile)
         commands = commands_of(WORKER, ranks, folder, launch.testbed)
-        run_processes(commands, ranks, launch.limit, folder, stop, report)
+        try:
+            run_processes(commands, ranks, launch.limit, folder, stop, report)
+        finally:
+            if launch.instructions.own is not None:  # of all that is written, they alone have the texts
+                (folder / INSTRUCTIONS).unlink(missing_ok=True)
     return read_run(launch, folder)
 
 

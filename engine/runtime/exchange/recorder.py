@@ -29,9 +29,9 @@ HANDSHAKES = 16
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
-def communication_device(device: torch.device) -> torch.device:
+def communication_device(device: torch.device, group: dist.ProcessGroup | None = None) -> torch.device:
     """The device that tensors have to be on to be sent by a rank that computes on `device`: Gloo reads host memory only."""
-    return torch.device("cpu") if dist.get_backend() == "gloo" else device
+    return torch.device("cpu") if dist.get_backend(group) == "gloo" else device
 
 
 class Mark(NamedTuple):
