@@ -2,6 +2,7 @@
 the plain model; everything that is refused before it is loaded; and its end when it is stopped or loses a rank."""
 
 import json
+import sys
 import time
 import weakref
 from dataclasses import replace
@@ -35,6 +36,7 @@ from engine.plan import Placement, Plan, Travel, together
 from engine.recording.own_model import read_texts
 from engine.result import never
 from engine.runtime.checkpoint import SWITCH
+from engine.runtime.describe import describe, describe_here
 from engine.runtime.exchange.recorder import Recorder
 from engine.runtime.generation import passes
 from engine.runtime.weights import load_model
@@ -285,6 +287,18 @@ def test_a_job_opens_listed_folders_alone(folder, plans, tmp_path, monkeypatch):
     again = ask.launch()
     assert again.own == launch_asked.own and again.plans == plans and again.ranks == 2
     assert SWITCH in refusal(launch, ask, Context(tmp_path))
+
+
+def test_a_process_without_the_libraries_asks_another_one_once(folder, tmp_path, monkeypatch, warm_python):
+    here = describe_here(folder, "bf16")
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "config.json").write_text('{"model_type": "llama"}')
+    monkeypatch.delitem(sys.modules, "transformers")
+    assert describe(folder, "bf16") == here and here.weights.shared < describe(folder, "fp32").weights.shared
+    assert "the family 'llama' has no adapter" in refusal(describe, broken, "fp32")
+    monkeypatch.setattr(sys, "executable", "none")
+    assert describe(folder, "bf16") == here and "llama" in refusal(describe, broken, "fp32")
 
 
 # On clusters.
