@@ -47,7 +47,7 @@ def finding(answer: LaunchAnswer, names: Sequence[str]) -> str:
     order = answer.preference.order
     (first, fast), (last, slow) = ((names[at], paces[at]) for at in (order[0], order[-1]))
     if not answer.preference.decided:
-        return f"{first} generates {units.digits(fast)} tokens/s, {last} {units.digits(slow)}: within the noise"
+        return f"{first} generates {units.digits(fast)} tokens/s, {last} {units.digits(slow)}: noise is not ruled out"
     return f"{first} generates {units.digits(fast)} tokens/s, {units.ratio(fast / slow)} {last}'s {units.digits(slow)}"
 
 
@@ -67,7 +67,7 @@ def show_paces(answer: LaunchAnswer, names: Sequence[str]) -> None:
                 "predicted": units.digits(predicted.tokens_per_second),
                 f"{unit} to first token": units.digits(measured.prefill_seconds / factor),
                 "predicted ": units.digits(predicted.prefill_seconds / factor),
-                f"{unit} a further token": _digits(measured.token_seconds, factor),
+                f"{unit} a token": _digits(measured.token_seconds, factor),
                 "predicted  ": _digits(predicted.token_seconds, factor),
             }
         )

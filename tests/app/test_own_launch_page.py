@@ -190,7 +190,7 @@ def test_the_report_has_the_pace_of_plans_and_says_whose_tokens_they_are(app: Ap
     assert titles(app, "totals") == [f"{first} generates 30 tokens/s, 1.1× {second}'s 27.3"]
     (paces,) = (table.value for table in app.dataframe if "Tokens/s" in table.value)
     assert paces["Plan"].tolist() == [first, second] and paces["ms to first token"].tolist() == ["200", "200"]
-    assert paces["ms a further token"].tolist() == ["100", "110"]
+    assert paces["ms a token"].tolist() == ["100", "110"]
     assert "to 2e-07 of the largest, and all 6 new tokens are the same" in said(app.markdown)
     assert "3 texts, 11 tokens, 2 new tokens of each. Weights on the fullest rank 2 MB, predicted 1 MB." in said(app.caption)
     assert metrics(app)["Logits differ by"] == "2e-07" and button(app, "Relaunch").disabled
@@ -205,7 +205,7 @@ def test_the_report_has_the_pace_of_plans_and_says_whose_tokens_they_are(app: Ap
 
 def test_the_report_names_what_is_not_to_be_trusted(app: AppTest) -> None:
     ended(app, decided=False, random_weights=True, padded=4, same_tokens=False)
-    assert titles(app, "totals")[0].endswith("27.3: within the noise")
+    assert titles(app, "totals")[0].endswith("27.3: noise is not ruled out")
     assert "The folder has no weights: random ones were run" in said(app.warning)
     assert f"Tokens under {app.plans[1].name} are others" in said(app.warning) and "4 computed as padding" in said(app.caption)
 
