@@ -18,6 +18,7 @@ PLANS = {
     "two models": [f"{mode} beside {mode}" for mode in MODES if mode != "shared"],
     "training step": list(POLICIES),
     "training step by Lancet": ["Lancet"],
+    "your own model": ["matched", "concurrent"],
 }
 
 
