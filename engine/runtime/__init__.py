@@ -10,5 +10,7 @@ layer: the planned experts of a live model's layer, one token's trip
 gradients: sums of gradients, over replicas and over all ranks
 adapters: the MoE blocks of a family of models
 apply: a plan applied to a model
+fit: a plan and a model by its sizes alone
+describe: a model in a folder before anything is loaded, for those without PyTorch
 checkpoint, weights, memory: a model out of a folder, with the experts of this rank alone
 """

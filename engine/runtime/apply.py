@@ -12,8 +12,9 @@ from engine.plan import Plan
 from engine.runtime.adapters import Adapter, Block, adapter_of
 from engine.runtime.adapters.families import Family
 from engine.runtime.exchange.links import Tiers
+from engine.runtime.fit import check_fit, not_followed
 from engine.runtime.layer import PlannedExperts
-from engine.runtime.layer_plan import LayerPlan, layer_plans, not_followed
+from engine.runtime.layer_plan import LayerPlan, layer_plans
 
 Model = TypeVar("Model", bound=nn.Module)
 _log = logging.getLogger("switchyard.runtime")
@@ -88,24 +89,7 @@ def ranks_of(group: dist.ProcessGroup | None) -> tuple[dist.ProcessGroup | None,
 
 def check_plan(model: nn.Module, plan: Plan, adapter: Adapter, blocks: list[Block]) -> None:
     """Raise InputError unless the plan's layers and experts are the model's."""
-    placement, name = plan.placement, type(model).__name__
-    layers = tuple(block.layer for block in blocks)
-    if placement.model_layers != layers:
-        raise InputError(
-            f"the plan {plan.name} places the MoE layers {_numbers(placement.model_layers)}, and {name} has {_numbers(layers)}"
-        )
-    for block in blocks:
-        if (experts := adapter.experts(block)) != placement.experts:
-            raise InputError(
-                f"the plan {plan.name} places {placement.experts} experts a layer, {name} has {experts} in layer {block.layer}"
-            )
-
-
-def _numbers(layers: tuple[int, ...]) -> str:
-    """`1 … 60 (60)`, `0, 2, 3`."""
-    if len(layers) > 4 and layers == tuple(range(layers[0], layers[-1] + 1)):
-        return f"{layers[0]} … {layers[-1]} ({len(layers)})"
-    return ", ".join(map(str, layers[:12])) + (f", … ({len(layers)})" if len(layers) > 12 else "")
+    check_fit(plan, type(model).__name__, [block.layer for block in blocks], list(map(adapter.experts, blocks)))
 
 
 def _generate_together(model: nn.Module, ranks: int) -> None:
