@@ -9,6 +9,7 @@ import streamlit as st
 
 from app import cached, failing, kept, model_catalogue, opening, own_model, samples, state, studies, tables, uploads, widgets
 from app.charts import workload as charts
+from app.launch import watch
 from app.tables import plain, sentence
 from app.visitor import sessions
 from engine import store, units
@@ -257,7 +258,7 @@ def show_recording() -> None:
 
     @failing.fragment(run_every=1 if running else None)
     def follow() -> None:
-        widgets.job_row(job)
+        widgets.job_row(job, watch.grace(job))
         if running and job.state.finished:
             st.rerun()
 

@@ -13,6 +13,12 @@ ROOT = Path(__file__).resolve().parents[1]
 NAME = "switchyard"
 
 
+def environment() -> dict[str, str]:
+    """The variables with which another Python finds this program."""
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
 def is_installed(root: Path = ROOT) -> bool:
     """True if the program was installed, False in a checkout, also one that is installed as editable."""
     return root.name == NAME and (root / "command.py").is_file()

@@ -15,6 +15,9 @@ from engine.launch.rank.failure import log_tail, standing
 TESTBED_GRACE = 8.0
 """Seconds in which a stopped launch on a testbed may end by itself: it takes its network apart."""
 
+RECORDING_GRACE = 6.0
+"""Seconds in which a stopped recording may put together what it has: 100 MB take some 1.3 s, the largest 3 s."""
+
 LINES = 400
 HEIGHT = 330
 FEW = 16
@@ -23,6 +26,8 @@ FEW = 16
 
 def grace(job: Job) -> float:
     """Seconds that a job is given to stop by itself."""
+    if job.request.kind == "record":
+        return RECORDING_GRACE
     return TESTBED_GRACE if job.request.arguments.get("on") == "testbed" else runner.GRACE
 
 

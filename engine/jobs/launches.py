@@ -33,6 +33,7 @@ from engine.launch.results.preference import prefer
 from engine.launch.results.run import MeasuredPlan, Run
 from engine.launch.results.scheduled import Scheduled
 from engine.launch.running.local import run
+from engine.runtime.checkpoint import listed
 from engine.schema import Frozen
 from engine.timeline import Timeline
 from engine.units import digits, seconds, share, size
@@ -253,8 +254,6 @@ def launch(ask: LaunchAsk, context: Context) -> LaunchAnswer:
         ask = ask.model_copy(update={"own": ask.own | {"prompts": json.loads(texts)}})
     asked = ask.launch()
     if asked.own is not None:
-        from engine.runtime.checkpoint import listed  # with PyTorch, which no other launch needs here
-
         listed(Path(asked.own.folder))
     prepared = prepare(asked)
     refuse_broken_launch(asked.plans, asked.workload, asked.model, asked.cluster, asked.second, asked.step)

@@ -12,5 +12,7 @@ gradients: sums of gradients, over replicas and over all ranks
 adapters: the MoE blocks of a family of models
 apply: a plan applied to a model
 moving: a plan exchanged for another one while the model runs
+fit: a plan and a model by its sizes alone
+describe: a model in a folder before anything is loaded, for those without PyTorch
 checkpoint, weights, memory: a model out of a folder, with the experts of this rank alone
 """

@@ -1,7 +1,6 @@
 """A plan applied to a person's own PyTorch model: its experts where the plan puts them, its rows in the plan's order."""
 
 import logging
-from collections.abc import Mapping
 from functools import wraps
 from typing import NamedTuple, TypeVar
 
@@ -13,8 +12,9 @@ from engine.plan import Plan
 from engine.runtime.adapters import Adapter, Block, adapter_of
 from engine.runtime.adapters.families import Family
 from engine.runtime.exchange.links import Tiers
+from engine.runtime.fit import check_fit, not_followed
 from engine.runtime.layer import PlannedExperts
-from engine.runtime.layer_plan import LayerPlan, layer_plans, not_followed
+from engine.runtime.layer_plan import LayerPlan, layer_plans
 from engine.runtime.ranks import among_ranks, ranks_of
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -51,7 +51,7 @@ def apply_plan(
     if any(isinstance(module, PlannedExperts) for module in model.modules()):
         raise InputError(f"{type(model).__name__} runs under a plan already: exchange_plan takes it to another one")
     adapter = adapter or adapter_of(model)
-    check_plan(type(model).__name__, plan, {block.layer: adapter.experts(block) for block in adapter.blocks(model)})
+    check_plan(model, plan, adapter, adapter.blocks(model))
     place_experts(model, plan, group, adapter, tiers)
     return model
 
@@ -86,29 +86,9 @@ def say_not_followed(plan: Plan) -> None:
         _log.warning("plan %s on a live model: %s", plan.name, line)
 
 
-def check_plan(name: str, plan: Plan, experts: Mapping[int, int]) -> None:
-    """Raise InputError unless the plan's layers and experts are the model's.
-
-    name: of the model
-    experts: of each MoE layer, in the order of the layers, by its number among all layers
-    """
-    placement, layers = plan.placement, tuple(experts)
-    if placement.model_layers != layers:
-        raise InputError(
-            f"the plan {plan.name} places the MoE layers {_numbers(placement.model_layers)}, and {name} has {_numbers(layers)}"
-        )
-    for layer, count in experts.items():
-        if count != placement.experts:
-            raise InputError(
-                f"the plan {plan.name} places {placement.experts} experts a layer, {name} has {count} in layer {layer}"
-            )
-
-
-def _numbers(layers: tuple[int, ...]) -> str:
-    """`1 … 60 (60)`, `0, 2, 3`."""
-    if len(layers) > 4 and layers == tuple(range(layers[0], layers[-1] + 1)):
-        return f"{layers[0]} … {layers[-1]} ({len(layers)})"
-    return ", ".join(map(str, layers[:12])) + (f", … ({len(layers)})" if len(layers) > 12 else "")
+def check_plan(model: nn.Module, plan: Plan, adapter: Adapter, blocks: list[Block]) -> None:
+    """Raise InputError unless the plan's layers and experts are the model's."""
+    check_fit(plan, type(model).__name__, [block.layer for block in blocks], list(map(adapter.experts, blocks)))
 
 
 def _generate_together(model: nn.Module, ranks: int) -> None:

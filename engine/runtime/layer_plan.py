@@ -185,21 +185,3 @@ def layer_plans(plan: Plan, ranks: int, rank: int, tiers: Tiers | None = None) -
         ahead = min(degree, 2) if pipeline is not None and pipeline.order == "interleaved" else degree
         ways.append(LayerPlan(placement, layer, rank, order.mode, *schedules, travel, network, degree, ahead))
     return ways
-
-
-def not_followed(plan: Plan) -> list[str]:
-    """The parts of a plan that a live model does not carry out, one line each."""
-    lines = {
-        "execution context-coherent: run as vanilla, tokens return to their rank after every layer, for attention needs all of "
-        "a sequence": plan.execution == "context-coherent",
-        "a second model: only the first one is run": plan.placement_b is not None,
-        "start of tokens: each rank runs the tokens that it is given": plan.token_gpus is not None,
-        "scheduling at run time: the placement stays as it is": plan.reaction is not None,
-        "overlaps of a training step: operators run in the model's own order": plan.overlap is not None,
-        "priority on the network: all-reduces of gradients come after the backward pass": plan.priority is not None,
-        "pacing: a shared order goes phase by phase, at the rates that ports have": plan.send_order.mode == "shared",
-        "experts in the host's memory: all of a rank's are on its device": plan.offload is not None,
-        "degree of the backward pass: it runs in the parts of the forward pass": plan.pipeline is not None
-        and plan.pipeline.backward != plan.pipeline.forward,
-    }
-    return [line for line, applies in lines.items() if applies]

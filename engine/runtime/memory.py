@@ -2,7 +2,6 @@
 
 import platform
 import zlib
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +14,7 @@ from engine.errors import InputError
 from engine.plan import Placement
 from engine.runtime.adapters.families import Family
 from engine.runtime.exchange.recorder import communication_device
+from engine.runtime.fit import WeightMemory, Weights
 from engine.runtime.ranks import among_ranks
 
 if TYPE_CHECKING:
@@ -25,52 +25,29 @@ USABLE = 0.95
 """Usable share of the free memory, before any token is computed."""
 
 
-@dataclass(frozen=True)
-class WeightMemory:
-    """Bytes of the weights on each rank, rows of tokens and caches of attention left out.
-
-    shared: parameters and buffers that every rank has
-    expert: int64[layer]; those of one expert of each MoE layer
-    held: int64[layer, rank]; experts that each rank holds
-    largest: the largest tensor on its way from the file to its place
-    """
-
-    shared: int
-    expert: np.ndarray
-    held: np.ndarray
-    largest: int
-
-    @property
-    def of_rank(self) -> np.ndarray:
-        """int64[rank]: bytes that each rank keeps."""
-        return self.shared + self.expert @ self.held
-
-    @property
-    def peak(self) -> np.ndarray:
-        """int64[rank]: most bytes at once while weights load."""
-        return self.of_rank + self.largest
-
-
-def weight_memory(model: nn.Module, adapter: Family, placement: Placement | None) -> WeightMemory:
-    """The memory of a model's weights.
-
-    model: with all experts in its blocks, on any device, also "meta"
-    placement: the plan's; None: every expert on one rank
-    """
+def weights_of(model: nn.Module, adapter: Family) -> Weights:
+    """The sizes of a model's weights. model: with all experts in its blocks, on any device, the "meta" one too"""
     blocks = adapter.blocks(model)
     tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}  # tied ones once
     routed = [adapter.parameters(block) for block in blocks]
     shared = tensors.keys() - {id(parameter) for parameters in routed for parameter in parameters}
-    counts = np.array([adapter.experts(block) for block in blocks])
-    expert = np.array([sum(parameter.nbytes for parameter in parameters) for parameters in routed]) // counts
-    if placement is None:
-        held = counts[:, None]
-    else:
-        held = np.array([[len(set(slots)) for slots in row] for row in placement.experts_of_gpu])
+    counts = [adapter.experts(block) for block in blocks]
+    expert = [sum(parameter.nbytes for parameter in own) // count for own, count in zip(routed, counts, strict=True)]
     sizes = [tensors[key].nbytes for key in shared]
     # An expert is read parameter by parameter; converted, each is there in both number formats.
     slices = [parameter[0].nbytes for parameters in routed for parameter in parameters]
-    return WeightMemory(sum(sizes), expert, held, max(sizes + slices, default=0))
+    return Weights(
+        layers=[block.layer for block in blocks],
+        experts=counts,
+        shared=sum(sizes),
+        expert=expert,
+        largest=max(sizes + slices, default=0),
+    )
+
+
+def weight_memory(model: nn.Module, adapter: Family, placement: Placement | None) -> WeightMemory:
+    """The memory of a model's weights under a placement, see `Weights.memory`."""
+    return weights_of(model, adapter).memory(placement)
 
 
 def cache_numbers(config: "PreTrainedConfig") -> int:

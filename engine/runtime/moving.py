@@ -17,8 +17,9 @@ from torch import nn
 from engine.errors import InputError
 from engine.placement.migration import transfers
 from engine.plan import Placement, Plan
-from engine.runtime.apply import check_plan, say_not_followed
+from engine.runtime.apply import say_not_followed
 from engine.runtime.exchange.links import Links, Tiers
+from engine.runtime.fit import check_fit
 from engine.runtime.layer import PlannedExperts
 from engine.runtime.layer_plan import LayerPlan, layer_plans
 from engine.runtime.memory import check_memory
@@ -58,7 +59,7 @@ def exchange_plan(model: nn.Module, plan: Plan, *, tiers: Tiers | None = None) -
     group, ranks, rank = ranks_of(exchange.group)
     device = next(layers[0].experts.parameters()).device
     with all_or_none(group, device, "taken the plan"):
-        check_plan(name, plan, dict.fromkeys(now.model_layers, now.experts))
+        check_fit(plan, name, now.model_layers, [now.experts] * len(now.model_layers))
         ways = layer_plans(plan, ranks, rank, tiers)
     digest = int(plan.id[:12], 16)
     if int(exchange.sum(torch.tensor(digest, device=device))) != ranks * digest:

@@ -6,7 +6,6 @@ import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from engine.errors import InputError, StoppedError
 from engine.formats.source import fault
-from engine.plan import Placement, Plan
+from engine.plan import Plan
 from engine.program import how_to_get_models
 from engine.result import Stop
 from engine.runtime.adapters import family_of
@@ -25,7 +24,7 @@ from engine.runtime.adapters.families import Family
 from engine.runtime.apply import check_plan, place_experts
 from engine.runtime.checkpoint import Checkpoint, Reader
 from engine.runtime.exchange.links import Tiers
-from engine.runtime.memory import WeightMemory, check_memory, weight_memory
+from engine.runtime.memory import check_memory, weight_memory
 from engine.runtime.ranks import all_or_none, check_device, ranks_of
 
 if TYPE_CHECKING:
@@ -74,9 +73,8 @@ def load_planned(
     if group is not None:
         check_device(group, loading.device)
     with all_or_none(group, loading.device, "checked the folder"):
-        checkpoint, family, model, sources = _opened(folder, loading.dtype)
-        blocks = family.blocks(model)
-        check_plan(type(model).__name__, plan, {block.layer: family.experts(block) for block in blocks})
+        checkpoint, family, model, sources = opened(folder, loading.dtype)
+        check_plan(model, plan, family, family.blocks(model))
         memory = weight_memory(model, family, plan.placement)
         placed = place_experts(model, plan, group, family, tiers)
     check_memory(memory.peak, group, loading.device)
@@ -91,7 +89,7 @@ def load_planned(
 def load_model(folder: Path | str, loading: Loading | None = None) -> "PreTrainedModel":
     """The model in a folder as it is, with all experts in this process: `load_planned` without a plan."""
     loading = loading or Loading()
-    checkpoint, family, model, sources = _opened(folder, loading.dtype)
+    checkpoint, family, model, sources = opened(folder, loading.dtype)
     check_memory(weight_memory(model, family, None).peak, None, loading.device)
     if checkpoint.empty:
         _log.warning("%s has no weights: random ones of its config", folder)
@@ -99,32 +97,6 @@ def load_model(folder: Path | str, loading: Loading | None = None) -> "PreTraine
     stacks = [(block, block.module.experts, range(family.experts(block))) for block in blocks]
     _fill(model, stacks, checkpoint, sources, family, loading)
     return model
-
-
-class Described(NamedTuple):
-    """A model in a folder before it is loaded. model: without numbers; random: True if the folder has no weights"""
-
-    model: "PreTrainedModel"
-    family: Family
-    random: bool
-
-    def memory(self, placement: Placement | None) -> WeightMemory:
-        """The memory of its weights under a placement; None: on one process."""
-        return weight_memory(self.model, self.family, placement)
-
-
-def describe(folder: Path, dtype: torch.dtype | None = None) -> Described:
-    """The model in a folder, from its config and the headers of its files; of a folder that has not changed since, the one of
-    the last call. Raises InputError as `load_planned` does for the folder."""
-    files = sorted(path for path in folder.glob("*") if path.suffix in (".json", ".safetensors"))
-    state = tuple((path.name, (about := path.stat()).st_mtime_ns, about.st_size) for path in files)
-    return _described(folder, dtype, state)
-
-
-@lru_cache(maxsize=4)
-def _described(folder: Path, dtype: torch.dtype | None, state: tuple) -> Described:
-    checkpoint, family, model, _ = _opened(folder, dtype)
-    return Described(model, family, checkpoint.empty)
 
 
 class Piece(NamedTuple):
@@ -195,7 +167,7 @@ class Sources:
             self.pieces[block.name, tensor, expert] = own
 
 
-def _opened(folder: Path | str, dtype: torch.dtype | None) -> tuple[Checkpoint, Family, "PreTrainedModel", Sources | None]:
+def opened(folder: Path | str, dtype: torch.dtype | None) -> tuple[Checkpoint, Family, "PreTrainedModel", Sources | None]:
     """The checkpoint, its family, the model without numbers, and the place of its tensors; None if the folder has none."""
     folder = Path(folder)
     checkpoint, path = Checkpoint(folder), folder / "config.json"

@@ -11,6 +11,7 @@ from streamlit.testing.v1 import AppTest
 pytest.importorskip("transformers")
 
 from app import own_model
+from app.launch import watch
 from engine import store
 from engine.jobs import runner
 from engine.jobs.runner import State
@@ -90,6 +91,13 @@ def test_a_stopped_recording_ends_within_two_seconds_and_keeps_the_texts_so_far(
     put(form, study_jobs={"record": job.id})
     recording = store.load_workload(form.session_state["workload"])
     assert 0 < recording.tokens < 150_000 and "stopped before the last text" in said(form.warning)
+
+
+def test_a_stopped_recording_has_the_time_to_keep_what_it_has(form: AppTest, models: Path) -> None:
+    job = runner.start("record", {"folder": str(models / "tiny"), "name": "a"}, store.data_folder(), handed=b"[[1]]")
+    assert watch.grace(job) > runner.GRACE
+    runner.cancel(job, grace=0)
+    assert runner.wait(job, 5).finished
 
 
 def test_source_ranks_are_the_open_clusters_gpus_unless_said_otherwise(form: AppTest) -> None:

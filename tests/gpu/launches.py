@@ -1,16 +1,25 @@
-"""The launches of the check: every order of one model and of two, Lina's scheduler, and training steps under every policy.
-Which kind of event takes how much longer than predicted is a figure, no fault: a fault is an outcome that differs, or none."""
+"""The launches of the check: every order of one model and of two, Lina's scheduler, training steps under every policy, and a
+whole model of transformers. Which kind of event takes how much longer than predicted is a figure, not a fault: a fault is an
+outcome that differs, or none."""
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import numpy as np
+
+from engine import formats
 from engine.catalogue import gpu
 from engine.cluster import Cluster, Node
 from engine.costs import Datasheet
 from engine.launch.places.devices import Devices
 from engine.launch.preparation.launch import Launch
 from engine.launch.preparation.prepare import prepare
+from engine.launch.rank.instructions import OwnModel
 from engine.launch.results.comparison import compare
 from engine.launch.results.run import MeasuredPlan
 from engine.launch.running.local import run_here, temporary_folder
@@ -32,6 +41,8 @@ GPU = "H100"
 """The catalogue's type that plans are made for: runs are predicted with costs measured on the ranks."""
 LIMIT = 240.0
 """Seconds after which a launch is given up: one that hangs must not keep the others from running."""
+WORDS = 1000
+"""Tokens that a whole model knows."""
 MICRO_OP = 1e6
 """Bytes of a piece of an all-reduce, under policies that cut it."""
 
@@ -94,12 +105,39 @@ def lancet(ranks: int, sizes: Sizes) -> Launch:
     return launch((plan,))
 
 
+def own_model(ranks: int, sizes: Sizes) -> Launch:
+    """A model of transformers with random weights, prefill and a few tokens, in two orders."""
+    if lacking := [name for name in ("transformers", "safetensors") if find_spec(name) is None]:
+        raise SkipError(f"this Python lacks {lacking[0]}, with which models are loaded")
+    config = {
+        **{"model_type": "olmoe", "hidden_size": sizes.width, "intermediate_size": 2 * sizes.width, "num_hidden_layers": 3},
+        **{"num_experts": max(8, 2 * ranks), "num_experts_per_tok": 2, "num_attention_heads": 8, "num_key_value_heads": 8},
+        **{"vocab_size": WORDS, "max_position_embeddings": 8192, "eos_token_id": None, "torch_dtype": "bfloat16"},
+    }
+    path = Path(_folder().name) / str(ranks) / "config.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(config))
+    model = formats.read_model(path)
+    trace, where = skewed(sizes.tokens, model), blocks(model, _gpus(ranks))
+    plans = tuple(plan_in(mode, trace, where, model) for mode in ("matched", "concurrent"))
+    ids = np.random.default_rng(0).integers(1, WORDS, (2 * ranks, max(1, sizes.tokens // (2 * ranks))))
+    own = OwnModel(folder=str(path.parent), prompts=ids.tolist(), new_tokens=4)
+    return Launch(plans, trace, model, ranks=ranks, repeats=sizes.repeats, own=own)
+
+
+@cache
+def _folder() -> TemporaryDirectory:
+    """The folder of configs, which goes with this process."""
+    return TemporaryDirectory(prefix="switchyard-gpu-")
+
+
 CASES: Mapping[str, Callable[[int, Sizes], Launch]] = {
     "one model": orders,
     "two models": two_models,
     "Lina's scheduler": schedulers,
     "training step": policies,
     "training step by Lancet": lancet,
+    "your own model": own_model,
 }
 
 

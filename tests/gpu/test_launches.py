@@ -19,6 +19,7 @@ PLANS = {
     "Lina's scheduler": ["Lina"],
     "training step": list(POLICIES),
     "training step by Lancet": ["Lancet"],
+    "your own model": ["matched", "concurrent"],
 }
 
 

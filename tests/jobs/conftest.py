@@ -1,6 +1,7 @@
 """The fixture that starts jobs of `tests/jobs/handlers.py`."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from tests.cases.jobs import WORKER
 def start(tmp_path):
     started = []
 
-    def begin(kind: str, arguments: dict | None = None, root: Path = tmp_path, module: str = WORKER, **more: bool) -> Job:
+    def begin(kind: str, arguments: dict | None = None, root: Path = tmp_path, module: str = WORKER, **more: Any) -> Job:
         started.append(runner.start(kind, arguments or {}, root, module=module, **more))
         return started[-1]
 

@@ -96,6 +96,11 @@ def cling(ask: Loose, context: Context) -> LooseAnswer:
     return LooseAnswer()
 
 
+def take(ask: Count, context: Context) -> LooseAnswer:
+    """Says how much it was handed."""
+    return LooseAnswer(handed=len(context.handed()), reached=ask.steps)
+
+
 def fill(ask: Loose, context: Context) -> LooseAnswer:
     context.keep(LooseAnswer(reached=1))
     with (context.folder / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
@@ -106,6 +111,6 @@ def fill(ask: Loose, context: Context) -> LooseAnswer:
 
 
 if __name__ == "__main__":
-    names = ("count", "study", "refuse", "crash", "leave", "cling", "fill")
+    names = ("count", "study", "refuse", "crash", "leave", "cling", "fill", "take")
     given = Path(sys.argv[1]) if sys.argv[1:] else workers.awaited_folder()
     sys.exit(run(given, {name: f"tests.jobs.handlers:{name}" for name in names}))

@@ -38,6 +38,14 @@ def test_progress_and_the_best_so_far_are_seen_while_running_and_the_result_at_t
     assert not psutil.pid_exists(json.loads((job.folder / "pid").read_text())["pid"])
 
 
+def test_what_is_handed_over_is_in_no_file(start, tmp_path, warm_python):
+    secret = b"nobody else's " * 100_000  # more than a pipe holds
+    job, plain = start("take", {"steps": 1}, handed=secret), start("take", {"steps": 1})
+    assert runner.wait(job, 60) is runner.wait(plain, 60) is State.DONE
+    assert job.result["handed"] == len(secret) and plain.result["handed"] == 0
+    assert not any(b"nobody else's" in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+
+
 def test_bad_input_and_a_bug_are_failures_with_a_reason(start, warm_python):
     refused, crashed, unknown = start("refuse"), start("crash"), start("dance")
     assert {runner.wait(job, 60) for job in (refused, crashed, unknown)} == {State.FAILED}

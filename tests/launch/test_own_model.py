@@ -2,6 +2,7 @@
 the plain model; everything that is refused before it is loaded; and its end when it is stopped or loses a rank."""
 
 import json
+import sys
 import time
 import weakref
 from dataclasses import replace
@@ -29,15 +30,19 @@ from engine.launch.rank.context import RankContext
 from engine.launch.rank.instructions import INSTRUCTIONS, OwnModel
 from engine.launch.results.own import Besides, whole_exchanges, with_besides
 from engine.launch.results.run import Run
+from engine.launch.running import clusters
 from engine.launch.running.local import run_here
+from engine.launch.running.processes import WORKER, commands_of, run_processes
 from engine.launch.running.torchx_application import dry_run
 from engine.plan import Placement, Plan, Travel, together
 from engine.recording.own_model import read_texts
 from engine.result import never
 from engine.runtime.checkpoint import SWITCH
+from engine.runtime.describe import describe, describe_here
 from engine.runtime.exchange.recorder import Recorder
 from engine.runtime.generation import passes
 from engine.runtime.weights import load_model
+from engine.systems.base import silent
 from engine.timeline import SIZES
 from engine.training import balanced_load
 from tests.cases.cluster_launches import destination
@@ -287,6 +292,18 @@ def test_a_job_opens_listed_folders_alone(folder, plans, tmp_path, monkeypatch):
     assert SWITCH in refusal(launch, ask, Context(tmp_path))
 
 
+def test_a_process_without_the_libraries_asks_another_one_once(folder, tmp_path, monkeypatch, warm_python):
+    here = describe_here(folder, "bf16")
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "config.json").write_text('{"model_type": "llama"}')
+    monkeypatch.delitem(sys.modules, "transformers")
+    assert describe(folder, "bf16") == here and here.weights.shared < describe(folder, "fp32").weights.shared
+    assert "the family 'llama' has no adapter" in refusal(describe, broken, "fp32")
+    monkeypatch.setattr(sys, "executable", "none")
+    assert describe(folder, "bf16") == here and "llama" in refusal(describe, broken, "fp32")
+
+
 # On clusters.
 
 
@@ -302,6 +319,16 @@ def test_slurm_gets_the_folder_as_its_nodes_see_it(folder, plans, tmp_path):
     assert prepare(asked(folder, plans, on="slurm", destination=where)).instructions.own.folder == str(folder)
     boxed = destination("slurm", shared, image="registry/switchyard:1", **size)
     assert "not in the shared folder" in refusal(prepare, asked(folder, plans, on="slurm", destination=boxed))
+
+
+def test_results_of_a_cluster_are_read_from_its_run_folder(folder, plans, tmp_path, warm_python):
+    where = destination("slurm", tmp_path, gpus=0, nodes=2)
+    ready = prepare(asked(folder, plans[1:], new_tokens=2, on="slurm", destination=where, repeats=1))
+    with clusters.new_run_folder(ready) as run_folder:
+        assert "no report.json yet" in refusal(clusters.collect, run_folder)
+        run_processes(commands_of(WORKER, 2, run_folder, None), 2, 100.0, run_folder, never, silent)
+        run = clusters.collect(run_folder)
+    assert run.tokens == ready.tokens and run.own.prompts == 3 and run.runs[0].generated.same_tokens
 
 
 # The command.
@@ -320,8 +347,8 @@ def test_the_command_refuses_in_a_line(folder, plans, tmp_path, capsys):
         ((*of_model, "--text", str(tmp_path / "none.txt")), "none.txt: there is no such file"),
         (("--model", str(tmp_path), *of_texts), "a model's folder has a config.json"),
         (
-            (*of_model, *of_texts, "--new-tokens", "128"),
-            "128 new tokens of each text do not fit into the model's 128 positions",
+            (*of_model, *of_texts, "--new-tokens", "129"),
+            "129 new tokens of each text do not fit into the model's 128 positions",
         ),
     ):
         assert main(["launch", str(plan), *words]) == 2, words

@@ -18,8 +18,9 @@ from engine.problem import Problem, make_problem
 from engine.runtime.exchange.links import Tiers
 from engine.runtime.exchange.routes import route
 from engine.runtime.experts import FEW, ffn
+from engine.runtime.fit import not_followed
 from engine.runtime.layer import PlannedExperts
-from engine.runtime.layer_plan import layer_plans, not_followed
+from engine.runtime.layer_plan import layer_plans
 from engine.runtime.trip import Spread, WeightedSum
 from engine.systems import run, system_named
 from tests.cases.launch_plans import blocks, plan_in, plan_with, skewed

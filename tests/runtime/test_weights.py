@@ -260,7 +260,7 @@ def test_predicted_bytes_are_those_of_the_tensors(family):
     memory = weight_memory(model, FAMILIES[family], None)
     tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}.values()
     assert memory.of_rank.tolist() == [sum(tensor.nbytes for tensor in tensors)]
-    check_plan("tiny", plan_of(model, 1), dict.fromkeys((block.layer for block in FAMILIES[family].blocks(model)), 8))
+    check_plan(model, plan_of(model, 1), FAMILIES[family], FAMILIES[family].blocks(model))
 
 
 def test_weights_that_do_not_fit_are_refused_before_anything_is_read(tmp_path):

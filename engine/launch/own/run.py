@@ -24,11 +24,12 @@ from engine.launch.rank.difference import Difference
 from engine.launch.rank.instructions import BEGINS, COMPARED_PASSES, ROUTING_OF_RANK, Tokens, writing
 from engine.launch.rank.measure_machine import SHORT_REPEATS, measure_machine, seconds_of
 from engine.plan import Plan, SendOrder, together
+from engine.runtime.describe import describe_here
 from engine.runtime.generation import passes
 from engine.runtime.layer import PlannedExperts
 from engine.runtime.layer_plan import layer_plans
 from engine.runtime.live import LiveExchange
-from engine.runtime.weights import Loading, describe, load_planned
+from engine.runtime.weights import Loading, load_planned
 from engine.timeline import PREFILL_LABEL, TOKEN_LABEL
 
 REPORTS = 20
@@ -78,7 +79,7 @@ class OwnRank:
         )
         loading = Loading(context.dtype, context.device, instructions.seed, report=self._loaded)
         self._told = 0.0
-        self._described = describe(Path(own.folder), context.dtype)  # with the libraries, which are no weights
+        self._described = describe_here(Path(own.folder), instructions.model.dtype)  # with the libraries, which are no weights
         before = self._held()
         self.model = load_planned(Path(own.folder), union, loading=loading)
         self.memory = self._held() - before
@@ -160,7 +161,7 @@ class OwnRank:
         facts = {"memory": memory, "same_tokens": None if self.unplanned is None else self.unplanned.same}
         if self.context.rank:
             return facts
-        predicted = self._described.memory(self._union).of_rank.tolist()
+        predicted = self._described.weights.memory(self._union).of_rank.tolist()
         return facts | {"random": self._described.random, "predicted_memory": predicted}
 
 

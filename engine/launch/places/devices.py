@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -18,8 +17,7 @@ import psutil
 from engine import catalogue
 from engine.catalogue.links import PCIE_LANE, Drawn, draw, type_of
 from engine.errors import InputError, one_line
-
-PROJECT = Path(__file__).parents[3]
+from engine.program import environment
 
 MOST_RANKS = 8
 """Most ranks of a machine with fewer GPUs unless a person wants more: each is a process."""
@@ -161,9 +159,7 @@ def _seen_by_torch() -> tuple[tuple[Accelerator, ...], str]:
 @functools.cache
 def seen_by_another_process() -> tuple[tuple[Accelerator, ...], str]:
     """`_seen_by_torch` of a process that ends: PyTorch takes 200 MB, which a studio would keep."""
-    paths = [str(PROJECT), os.environ.get("PYTHONPATH", "")]
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    asked = subprocess.run([sys.executable, "-m", __name__], env=env, capture_output=True, text=True)
+    asked = subprocess.run([sys.executable, "-m", __name__], env=environment(), capture_output=True, text=True)
     if asked.returncode:
         return (), f"PyTorch could not be asked: {one_line(asked.stderr[-200:])}"
     rows, why = json.loads(asked.stdout.splitlines()[-1])

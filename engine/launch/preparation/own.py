@@ -17,11 +17,8 @@ from engine.launch.rank.difference import allowed, coarsest
 from engine.launch.rank.difference import in_words as tolerance_in_words
 from engine.launch.rank.instructions import COMPARED_PASSES, OwnModel, RankInstructions
 from engine.plan import together
-from engine.runtime.apply import check_plan
-from engine.runtime.experts import TORCH_DTYPE
-from engine.runtime.layer_plan import not_followed
-from engine.runtime.memory import cache_numbers
-from engine.runtime.weights import Described, describe
+from engine.runtime.describe import Described, describe
+from engine.runtime.fit import not_followed
 
 LIBRARIES = 160 * MIB
 """Bytes of a process that has imported transformers and built a model, in addition to those of a rank of another launch.
@@ -45,10 +42,9 @@ def prepare_own(launch: Launch, devices: Devices) -> PreparedLaunch:
     settled.check_passes(launch.repeats, launch.limit)
     folder, on_gpus = Path(launch.own.folder), bool(devices.gpus) and ranks > 0
     model = settled.computed_in(formats.read_model(folder / "config.json"), launch.dtype, on_gpus)
-    described = describe(folder, TORCH_DTYPE[model.dtype])
-    blocks = described.family.blocks(described.model)
+    described = describe(folder, model.dtype)
     for plan in launch.plans:
-        check_plan(type(described.model).__name__, plan, {block.layer: described.family.experts(block) for block in blocks})
+        described.check(plan)
     _check_texts(launch.own, described)
     plans = tuple(fold_plan(plan, ranks, drawn_links(launch, ranks)) for plan in launch.plans)
     parts = {"plans": plans, "model": model, "tiers": tiers_of(launch, ranks)}
@@ -70,8 +66,7 @@ def prepare_own(launch: Launch, devices: Devices) -> PreparedLaunch:
 
 def _check_texts(own: OwnModel, described: Described) -> None:
     """Raise InputError for tokens that the model does not know, and for texts that are too long for it."""
-    words = described.model.config.vocab_size
-    room = getattr(described.model.config, "max_position_embeddings", None)
+    words, room = described.vocabulary, described.positions
     for number, ids in enumerate(own.prompts, start=1):
         if not ids:
             raise InputError(f"text {number} has no tokens")
@@ -94,24 +89,26 @@ def _seen(launch: Launch, folder: Path) -> str:
 
 def _memory(instructions: RankInstructions, described: Described) -> RankMemory:
     """Memory of the fullest rank, with the experts of all plans, which it holds at once; rows and activations are estimates."""
-    own, ranks, model, config = instructions.own, instructions.ranks, instructions.model, described.model.config
+    own, ranks, model = instructions.own, instructions.ranks, instructions.model
     number = model.bytes_per_number
-    weights, plain = (described.memory(held) for held in (together([plan.placement for plan in instructions.plans]), None))
+    weights, plain = (
+        described.weights.memory(held) for held in (together([plan.placement for plan in instructions.plans]), None)
+    )
     batches = [own.batch(rank, ranks) for rank in range(ranks)]
     texts, tokens = max(map(len, batches)), max(len(batch) * max(map(len, batch)) for batch in batches)
     longest = max(max(map(len, batch)) for batch in batches) + own.new_tokens
     rows = UNEVEN * own.computed(ranks) * model.experts_per_token / ranks
     of_row = 6.0 * model.d_model + (model.ffn_matrices + 1) * model.d_ff
     # In numbers: keys and values, the mask of attention, vectors of tokens, rows for experts, and logits.
-    cache = texts * longest * config.num_hidden_layers * cache_numbers(config)
+    cache = texts * longest * described.kept
     at_work = texts * longest**2 + tokens * AT_WORK * model.d_model + rows * of_row
     kept = min(own.new_tokens, COMPARED_PASSES) if own.compared else 0
-    logits = texts * config.vocab_size
+    logits = texts * described.vocabulary
     device = float(weights.peak.max()) + number * (cache + at_work + logits * (2 + kept))
     compared, wide = 0.0, max(number, 4)
     if own.compared:  # in the place of the planned model
         whole = float(plain.peak[0]) * wide / number + wide * (cache + at_work + tokens * model.experts_per_token * of_row)
-        compared = max(0.0, whole + 2 * wide * kept * len(own.prompts) * config.vocab_size - device)
+        compared = max(0.0, whole + 2 * wide * kept * len(own.prompts) * described.vocabulary - device)
     return RankMemory(
         device=device,
         compared=compared,
@@ -128,7 +125,7 @@ def _checks(
     yield settled.rank_check(instructions, gpus)
     yield settled.backend_check(instructions, devices)
     yield from memory
-    held = described.memory(together([plan.placement for plan in instructions.plans])).of_rank / GIB
+    held = described.weights.memory(together([plan.placement for plan in instructions.plans])).of_rank / GIB
     least, most = f"{held.min():.2f}", f"{held.max():.2f}"
     each = least if least == most else f"{least} to {most}"
     once = ""
@@ -139,7 +136,7 @@ def _checks(
         text = f"{own.folder} has a config alone: weights are random, so that answers and routing say nothing about the model"
         yield Check("Model", True, text, warning=True)
     else:
-        yield Check("Model", True, f"{type(described.model).__name__} from {own.folder}")
+        yield Check("Model", True, f"{described.name} from {own.folder}")
     lengths = [len(ids) for ids in own.prompts]
     of = f"{min(lengths):,}" if min(lengths) == max(lengths) else f"{min(lengths):,} to {max(lengths):,}"
     text = f"{len(lengths):,} of {of} tokens, dealt to {ranks} ranks in turn, and {own.new_tokens:,} new tokens of each, "

@@ -15,6 +15,7 @@ from engine.launch.preparation import settled
 from engine.launch.preparation.inference import prepare_inference
 from engine.launch.preparation.launch import Check, Launch, PreparedLaunch
 from engine.launch.preparation.memory import RankMemory, memory_checks
+from engine.launch.preparation.own import prepare_own
 from engine.launch.preparation.place_checks import place_checks
 from engine.launch.preparation.replayed import routing_checks, routing_of_step
 from engine.launch.preparation.scheduled import Schedulers
@@ -208,8 +209,6 @@ def prepare(launch: Launch, devices: Devices | None = None) -> PreparedLaunch:
     if launch.on == "testbed":
         devices = replace(devices, gpus=(), memory=())  # ranks in namespaces talk over Gloo, from the CPU
     if launch.own is not None:
-        from engine.launch.preparation.own import prepare_own  # with transformers, which nothing else here needs
-
         prepared = prepare_own(launch, devices)
     else:
         prepared = prepare_training(launch, devices) if launch.goal is Goal.TRAINING else prepare_inference(launch, devices)
