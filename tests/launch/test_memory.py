@@ -23,7 +23,7 @@ from engine.launch.rank.layers import Layers
 from engine.launch.running import local
 from engine.launch.step.run import StepExecutor
 from engine.model import MoEModel
-from engine.plan import Placement, Plan, Travel
+from engine.plan import Placement, Plan, Reaction, Travel
 from engine.result import never
 from engine.runtime.exchange.recorder import Recorder
 from engine.systems.base import silent
@@ -222,18 +222,21 @@ def launches() -> dict[str, PreparedLaunch]:
     plan = plan_for(TRACE, "concurrent", EVEN, a)
     carried = plan.model_copy(update={"execution": "context-coherent"})
     both = Launch((plan, carried), TRACE, a, ranks=2, repeats=1)
+    reaction = Reaction(path_length=1, top_k=2, check_experts=4, max_experts_per_device=3, batch=32)
+    hosted = Launch((plan.model_copy(update={"reaction": reaction}),), TRACE, a, ranks=2, repeats=1)
     dense = {"dense_d_ff": 1024, "vocabulary": 1000}
     small = STEP_MODEL.model_copy(update={"d_model": 1024, "d_ff": 2048, "ffn_matrices": 3})
     return {
         "forward and context-coherent": prepare(both, host),
         "two models": two_models(host, a, b, ranks=2),
+        "Lina's scheduler": prepare(hosted, host),
         "a step": step(host, "lina", model=small, **dense),
     }
 
 
 IMPORTED = 161e6
 """Bytes of its own that a rank has when it has imported everything."""
-HEAVY = (pytest.param(name, marks=pytest.mark.everything) for name in ("two models", "a step"))
+HEAVY = (pytest.param(name, marks=pytest.mark.everything) for name in ("two models", "Lina's scheduler", "a step"))
 
 
 @pytest.mark.parametrize("name", ["forward and context-coherent", *HEAVY])
