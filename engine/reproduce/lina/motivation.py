@@ -54,7 +54,7 @@ def trained(gpus: int, layers: int, link: float | None = None, compute: float = 
 
 @cache
 def step_of(gpus: int, layers: int, link: float | None = None, compute: float = 1.0) -> Timeline:
-    """The baseline's step of Table 1's models, at any number of layers. compute: so many times the seconds of all computation"""
+    """The baseline's step of Table 1's models, at any number of layers. compute: so many times the datasheet's seconds"""
     problem = paper_problem(replace(TABLE_1, layers=layers), gpus, Scaled(Datasheet(), compute=1 / compute), link=link)
     return simulate_step(run(TRAINING["deepspeed"], problem).result.solution, problem)
 
