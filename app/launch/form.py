@@ -233,7 +233,7 @@ def _what(problem: Problem) -> str:
 
 
 def _prepared(launch: Launch, devices: Devices) -> PreparedLaunch:
-    """`prepare`, which imports libraries of models once. Raises InputError."""
+    """`prepare`, which takes seconds to look at a model for the first time. Raises InputError."""
     if launch.own is None:
         return prepare(launch, devices)
     with st.spinner("Looking at the model"):
