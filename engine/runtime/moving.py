@@ -97,17 +97,22 @@ def _move(layers: Sequence[PlannedExperts], ways: Sequence[LayerPlan], source: n
     most = max(sum(_bytes(old, way) for old in layer.experts.parameters()) for layer, way in zip(layers, ways, strict=True))
     on_way: deque[tuple[int, Callable[[], None]]] = deque()
     sent = under_way = 0
+
+    def finish() -> None:
+        """Wait for the first one; no name keeps its old tensor afterwards."""
+        nonlocal under_way
+        under_way -= on_way[0][0]
+        on_way.popleft()[1]()
+
     for layer, way, senders in zip(layers, ways, source, strict=True):
-        for name, old in list(layer.experts.named_parameters()):
-            while on_way and under_way + _bytes(old, way) > most:
-                bytes_, finish = on_way.popleft()
+        for name in [name for name, _ in layer.experts.named_parameters()]:
+            size = _bytes(getattr(layer.experts, name), way)
+            while on_way and under_way + size > most:
                 finish()
-                under_way -= bytes_
-            leaving, finish = _begin(layer, way, senders, name)
-            on_way.append((_bytes(old, way), finish))
-            under_way += _bytes(old, way)
-            sent += leaving
-    for _, finish in on_way:
+            leaving, last = _begin(layer, way, senders, name)
+            on_way.append((size, last))
+            under_way, sent, last = under_way + size, sent + leaving, None
+    while on_way:
         finish()
     for layer, way in zip(layers, ways, strict=True):
         layer.way = layer.exchange.way = way

@@ -189,8 +189,9 @@ class Testbed:
         _ip("-n", switch, "link", "set", port, "master", bridge)
         # Without IPv6, so that Gloo finds one address on the link.
         _ip("-n", switch, "link", "set", port, "addrgenmode", "none", "up")
-        # Frame by frame: htb would let the kernel's bundles of frames, of all that is in flight, pass at once.
-        _ip("-n", own, "link", "set", link, "gso_max_segs", "1", "addrgenmode", "none", "up")
+        # htb would let the kernel's bundles of frames, of all that is in flight, pass at once.
+        most = str(_burst(rate) // FRAME)
+        _ip("-n", own, "link", "set", link, "gso_max_segs", most, "addrgenmode", "none", "up")
 
     def _route(self, rank: int, to: str, link: str, fastest: float) -> None:
         """Send packets for these addresses by a link. TCP's data in flight is kept short and the same on every machine,
@@ -251,13 +252,11 @@ def _shape(namespace: str, link: str, rate: float) -> None:
     pass at once: behind the data of others they would come late, and with so little in flight a rank that receives from two
     would send at half its rate. On the networks of GPUs they wait for no data.
 
-    burst: passes at once after a pause: two milliseconds' worth, and at least two frames
     limit: a queue of half a second, and not less than a window of data from each of some peers, so that TCP loses next
         to nothing, as on a lossless fabric
     """
-    with_frames = rate * FRAME / PAYLOAD
-    burst, limit = f"{max(round(with_frames * 0.002), 2 * FRAME)}b", f"{max(round(with_frames * 0.5), 2**20)}b"
-    bits = f"{round(with_frames * 8)}bit"
+    with_frames, burst = rate * FRAME / PAYLOAD, f"{_burst(rate)}b"
+    bits, limit = f"{round(with_frames * 8)}bit", f"{max(round(with_frames * 0.5), 2**20)}b"
     short = ("match", "ip", "protocol", "6", "0xff", "match", "u16", "0", "0xffc0", "at", "2")  # the length is at byte 2
     for kind, *words in (
         ("qdisc", "root", "handle", "1:", "htb", "default", "1"),
@@ -281,6 +280,11 @@ def _shape(namespace: str, link: str, rate: float) -> None:
         ("filter", "parent", "1:", "protocol", "ip", "u32", *short, "flowid", "1:0"),
     ):
         _command("tc", "-n", namespace, kind, "add", "dev", link, *words)
+
+
+def _burst(rate: float) -> int:
+    """Bytes that pass at once after a pause: two milliseconds' worth, and at least two frames."""
+    return max(round(rate * FRAME / PAYLOAD * 0.002), 2 * FRAME)
 
 
 def _tools() -> dict[str, str]:
