@@ -68,10 +68,14 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not (folder / "config.json").is_file():
         raise InputError(f"{folder}: a model's folder has a config.json, and safetensors files with its weights")
     config = _json(folder / "config.json")
-    if config.get("quantization_config"):
+    if quantised := config.get("quantization_config"):
+        method = quantised.get("quant_method") if isinstance(quantised, dict) else None
+        by = f": {quoted(method)}" if method else ""
         raise fault(
             folder / "config.json",
-            "the weights are quantised (quantization_config), and a plan runs in fp32, bf16 or fp16; save them in one of these",
+            f"the weights are quantised (quantization_config{by}), and a plan runs in fp32, bf16 or fp16: write them in bf16 "
+            "first, by transformers' from_pretrained(…, quantization_config=…(dequantize=True)), to(torch.bfloat16) and "
+            "save_pretrained(…, save_original_format=False)",
         )
     return config
 

@@ -149,7 +149,14 @@ FAULTS = {
         lambda folder: configured(folder, num_local_experts=7),
         "the tensor model.layers.0.block_sparse_moe.gate.weight is [8, 32], by config.json it is [7, 32]",
     ),
-    "quantised": (lambda folder: configured(folder, quantization_config={"quant_method": "fp8"}), "the weights are quantised"),
+    "quantised": (
+        lambda folder: configured(folder, quantization_config={"quant_method": "fp8"}),
+        "the weights are quantised (quantization_config: 'fp8'), and a plan runs in fp32, bf16 or fp16: write",
+    ),
+    "quantised by who knows what": (
+        lambda folder: configured(folder, quantization_config=[8]),
+        "the weights are quantised (quantization_config), and a plan",
+    ),
     "a config that is none": (
         lambda folder: configured(folder, num_attention_heads="many"),
         "config.json: transformers cannot build the model of it",
