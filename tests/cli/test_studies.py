@@ -121,7 +121,7 @@ def test_a_study_times_a_whole_serving_step_as_its_job_does(engine, inputs, prob
 
 
 def test_every_study_of_the_pages_has_a_command() -> None:
-    elsewhere = {"optimise", "launch", "calibrate", "verdict", "redundancy", "drift", "size", "reproduce"}
+    elsewhere = {"optimise", "launch", "calibrate", "verdict", "redundancy", "drift", "size", "reproduce", "record"}
     assert set(STUDIES) == set(HANDLERS) - elsewhere | {"utilisation"} == {*CASES, "sweep", "utilisation", "deployments"}
     assert sorted_choices(small().workload) is False
 
