@@ -52,21 +52,28 @@ class CutStack(nn.Module):
         """
         if not len(rows):
             return rows
-        inward, outward = self._names
-        return self._product(self._gate(self._product(rows, inward, counts)), outward, counts)
+        matrices = [getattr(self, name) if self._transposed else getattr(self, name).transpose(1, 2) for name in self._names]
+        biases = [getattr(self, f"{name}_bias", None) for name in self._names]
+        if pay_grouped(rows, counts, [width for matrix in matrices for width in matrix.shape[1:]]):
+            number = torch.tensor(counts, device=rows.device)
+            ends = number.cumsum(0, dtype=torch.int32)
+            for matrix, bias, gate in zip(matrices, biases, (self._gate, None), strict=True):
+                rows = nn.functional.grouped_mm(rows, matrix, offs=ends)
+                rows = rows if bias is None else rows + bias.repeat_interleave(number, dim=0, output_size=len(rows))
+                rows = rows if gate is None else gate(rows)
+            return rows
+        # Each expert's rows through both products, so that what stands between them stays in the caches.
+        slots = [[None] * len(counts) if each is None else each.unbind() for each in (*matrices, *biases)]
+        outputs = []
+        for part, inward, outward, inward_bias, outward_bias in zip(rows.split(counts), *slots, strict=True):
+            if len(part):
+                outputs.append(_product(self._gate(_product(part, inward, inward_bias)), outward, outward_bias))
+        return torch.cat(outputs)
 
-    def _product(self, rows: Tensor, name: str, counts: Sequence[int]) -> Tensor:
-        """[row, out]: each row times its slot's matrix, plus its bias."""
-        matrix, bias = getattr(self, name), getattr(self, f"{name}_bias", None)
-        matrix = matrix if self._transposed else matrix.transpose(1, 2)
-        if pay_grouped(rows, counts, matrix.shape[1:]):
-            ends = torch.tensor(counts, device=rows.device).cumsum(0, dtype=torch.int32)
-            out = nn.functional.grouped_mm(rows, matrix, offs=ends)
-        else:
-            out = torch.cat([part @ own for part, own in zip(rows.split(counts), matrix.unbind(), strict=True) if len(part)])
-        if bias is None:
-            return out
-        return out + bias.repeat_interleave(torch.tensor(counts, device=rows.device), dim=0, output_size=len(rows))
+
+def _product(rows: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
+    """[row, out]: rows times one expert's matrix, plus its bias if it has one."""
+    return rows @ matrix if bias is None else torch.addmm(bias, rows, matrix)
 
 
 class ListStack(nn.Module):
