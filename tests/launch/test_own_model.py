@@ -27,6 +27,7 @@ from engine.launch.places.devices import Devices
 from engine.launch.preparation.launch import Launch, PreparedLaunch
 from engine.launch.preparation.prepare import prepare
 from engine.launch.rank.context import RankContext
+from engine.launch.rank.difference import Difference
 from engine.launch.rank.instructions import INSTRUCTIONS, OwnModel
 from engine.launch.results.own import Besides, whole_exchanges, with_besides
 from engine.launch.results.run import Run
@@ -378,9 +379,9 @@ def test_together_is_all_that_a_gpu_holds_in_any():
     assert together([first]).experts_of_gpu == (((1, 3), (0, 2)),)
 
 
-def alone(folder: Path, plans: tuple[Plan, ...], new_tokens: int = 3) -> RankContext:
+def alone(folder: Path, plans: tuple[Plan, ...], new_tokens: int = 3, **more) -> RankContext:
     """The context of a rank that is the only one."""
-    launch = asked(folder, plans, [[5, 17, 3], [8, 9]], new_tokens, ranks=1)
+    launch = asked(folder, plans, [[5, 17, 3], [8, 9]], new_tokens, ranks=1, **more)
     cpu = torch.device("cpu")
     return RankContext(prepare(launch, HOST).instructions, (), 0, cpu, Recorder(0, cpu))
 
@@ -427,6 +428,30 @@ def test_wrong_logits_and_other_tokens_are_found(folder, plans, one_rank):
     other[0, 2] += 1
     assert unplanned.difference(Outputs(other, [0, 1, 2], logits), 0).error == 0  # after it nothing is computed
     assert unplanned.same == [True, True, False]
+
+
+def test_wrong_logits_of_another_rank_are_found(folder, prepared, one_rank, monkeypatch):
+    cpu, own, model = torch.device("cpu"), prepared.instructions.own, load_model(folder)
+    context = RankContext(prepared.instructions, (), 0, cpu, Recorder(0, cpu))
+    of_ranks = []
+    for rank in (0, 1):
+        steps = list(passes(model, own.batch(rank, 2), NEW))
+        of_ranks.append(Outputs(torch.stack([best for _, best in steps], dim=1), list(range(NEW)), [step for step, _ in steps]))
+
+    def difference(wrong: float) -> Difference:
+        sent = iter([of_ranks[1].tokens, *(logits + wrong for logits in of_ranks[1].logits)])
+        monkeypatch.setattr("engine.launch.own.check.dist.recv", lambda place, rank: place.copy_(next(sent)))
+        return Unplanned(context).difference(of_ranks[0], 0)
+
+    assert difference(0.0).error == 0 and difference(0.1).share > 1
+
+
+def test_in_16_bits_the_plain_model_is_computed_twice(folder, plans, one_rank):
+    own, (executor,) = executors_of(alone(folder, plans[1:], dtype="bf16"))
+    executor.run(lambda *_: None)
+    found = executor.difference()
+    off = max(own.unplanned._wanted[0].off)
+    assert off > 1e-3 and found.allowed == max(0.01, 3 * off) and 0 < found.error < found.allowed
 
 
 def test_a_predicted_pass_has_all_that_is_besides_its_layers():
