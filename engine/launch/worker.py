@@ -24,10 +24,11 @@ from engine.launch.rank.colocated import Colocated
 from engine.launch.rank.context import Executor, RankContext
 from engine.launch.rank.forward import Forward
 from engine.launch.rank.instructions import BEGINS, COMPARED, MACHINE_TIMES, REPORT, read_instructions, writing
-from engine.launch.rank.joining import joined, leave_with_parent, reporting_failure
+from engine.launch.rank.joining import joined, reporting_failure
 from engine.launch.rank.links import links_of
 from engine.launch.rank.measure_machine import measure_machine
 from engine.launch.rank.settings import settle
+from engine.parallel.processes import leave_with_parent
 from engine.plan import Plan
 from engine.runtime.exchange.recorder import Recorder
 

@@ -6,11 +6,13 @@ for ever, and a process started from nothing would import everything again for e
 """
 
 import contextlib
+import ctypes
 import multiprocessing
 import os
 import re
 import resource
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -27,11 +29,25 @@ from typing import Any
 import psutil
 
 from engine.parallel.crew import GRACE, Batch
+from engine.program import environment
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _SIGNALS = {signal.SIGTERM, signal.SIGINT}
 _ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "NUMBA")}
 """There is a process for every processor; threads beyond that wait for one another in busy loops."""
+
+
+def leave_with_parent() -> None:
+    """End this process, even a suspended one, when the one that started it is gone: ranks of torchrun, for one, have sessions
+    of their own, and nobody else would end them."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1 = PR_SET_PDEATHSIG
+
+
+def ask(module: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a module of this program with these arguments in another process, for libraries that this one had better not keep. It
+    should call `leave_with_parent` first."""
+    return subprocess.run([sys.executable, "-m", module, *words], env=environment(), capture_output=True, text=True)
 
 
 def processors() -> int:

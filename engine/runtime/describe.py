@@ -5,15 +5,14 @@ another process looks at the model, answers and ends.
 """
 
 import json
-import subprocess
 import sys
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from engine.errors import InputError, one_line
+from engine.parallel.processes import ask, leave_with_parent
 from engine.plan import Plan
-from engine.program import environment
 from engine.runtime.fit import Weights, check_fit
 from engine.schema import Frozen
 
@@ -56,8 +55,7 @@ def _answer(folder: Path, dtype: str, state: tuple) -> dict[str, Any]:
     """A `Described` as JSON, or an error in its place, which is kept as well. state: of the folder's files"""
     if "transformers" in sys.modules:
         return _said(folder, dtype)
-    command = [sys.executable, "-m", __name__, str(folder), dtype]
-    asked = subprocess.run(command, env=environment(), capture_output=True, text=True)
+    asked = ask(__name__, str(folder), dtype)
     said = asked.stdout.splitlines()[-1:]
     if asked.returncode or not said:
         raise InputError(f"{folder}: the model could not be looked at: {one_line(asked.stderr[-200:])}")
@@ -90,4 +88,5 @@ def describe_here(folder: Path, dtype: str) -> Described:
 
 
 if __name__ == "__main__":
+    leave_with_parent()
     print(json.dumps(_said(Path(sys.argv[1]), sys.argv[2])))

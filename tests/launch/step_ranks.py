@@ -18,11 +18,11 @@ from pydantic import ConfigDict, TypeAdapter
 from engine.launch.rank.context import RankContext
 from engine.launch.rank.difference import Difference
 from engine.launch.rank.instructions import RankInstructions, Tokens
-from engine.launch.rank.joining import leave_with_parent
 from engine.launch.rank.layer import Weights
 from engine.launch.step.run import StepExecutor
 from engine.launch.step.weights import LEARNING_RATE
 from engine.model import MoEModel
+from engine.parallel.processes import leave_with_parent
 from engine.plan import Plan
 from engine.runtime.exchange.recorder import Mark, Recorder
 from engine.training import TrainingStep

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from engine import parallel
@@ -237,3 +238,13 @@ def test_workers_do_not_outlive_a_process_that_is_killed(tmp_path):
     study.send_signal(signal.SIGKILL)
     study.wait()
     until(lambda: not left(str(tmp_path)), 4)
+
+
+def test_a_process_that_is_asked_ends_with_the_one_that_asks(tmp_path):
+    asks = f"from engine.parallel.processes import ask; ask('tests.parallel.asked', {str(tmp_path / 'asked')!r})"
+    asking = subprocess.Popen([sys.executable, "-c", asks], cwd=ROOT)
+    until((tmp_path / "asked").exists)
+    asked = psutil.Process(int((tmp_path / "asked").read_text()))
+    asking.kill()
+    asking.wait()
+    until(lambda: not asked.is_running() or asked.status() == psutil.STATUS_ZOMBIE, 5)

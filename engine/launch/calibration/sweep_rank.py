@@ -22,8 +22,9 @@ from engine.files import write_atomically
 from engine.launch.calibration import sweep as sweeps
 from engine.launch.rank.context import report_progress
 from engine.launch.rank.instructions import writing
-from engine.launch.rank.joining import joined, leave_with_parent, reporting_failure
+from engine.launch.rank.joining import joined, reporting_failure
 from engine.launch.rank.settings import settle
+from engine.parallel.processes import leave_with_parent
 from engine.runtime.experts import TORCH_DTYPE, aggregate
 
 ROOM = 0.4

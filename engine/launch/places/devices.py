@@ -4,7 +4,6 @@ import functools
 import json
 import os
 import socket
-import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ import psutil
 from engine import catalogue
 from engine.catalogue.links import PCIE_LANE, Drawn, draw, type_of
 from engine.errors import InputError, one_line
-from engine.program import environment
+from engine.parallel.processes import ask, leave_with_parent
 
 MOST_RANKS = 8
 """Most ranks of a machine with fewer GPUs unless a person wants more: each is a process."""
@@ -159,7 +158,7 @@ def _seen_by_torch() -> tuple[tuple[Accelerator, ...], str]:
 @functools.cache
 def seen_by_another_process() -> tuple[tuple[Accelerator, ...], str]:
     """`_seen_by_torch` of a process that ends: PyTorch takes 200 MB, which a studio would keep."""
-    asked = subprocess.run([sys.executable, "-m", __name__], env=environment(), capture_output=True, text=True)
+    asked = ask(__name__)
     if asked.returncode:
         return (), f"PyTorch could not be asked: {one_line(asked.stderr[-200:])}"
     rows, why = json.loads(asked.stdout.splitlines()[-1])
@@ -257,5 +256,6 @@ def _bus(info: object) -> tuple[int, int, int]:
 
 
 if __name__ == "__main__":
+    leave_with_parent()
     seen, reason = _seen_by_torch()
     print(json.dumps([[asdict(gpu) for gpu in seen], reason]))

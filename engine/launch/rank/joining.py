@@ -2,11 +2,9 @@
 when it fails."""
 
 import contextlib
-import ctypes
 import faulthandler
 import os
 import re
-import signal
 import sys
 import threading
 import traceback
@@ -61,12 +59,6 @@ def joined(backend: str, limit: float, device: torch.device) -> Iterator[None]:
     dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=wait, device_id=bound)
     yield
     dist.destroy_process_group()
-
-
-def leave_with_parent() -> None:
-    """End this process, even a suspended one, when torchrun is gone: torchrun gives ranks sessions of their own, so a
-    killed torchrun would otherwise leave them behind."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1 = PR_SET_PDEATHSIG
 
 
 def _meet(rank: int, ranks: int, patience: float) -> dist.Store:
