@@ -1,6 +1,6 @@
-"""Six journeys through the studio: `make journeys` prints the seconds of each and photographs every step.
+"""Seven journeys through the studio: `make journeys` prints the seconds of each and photographs every step.
 
-    python -m tests.browser.journeys [newcomer] [engineer] [planner] [trainer] [team] [reader]
+    python -m tests.browser.journeys [newcomer] [engineer] [planner] [trainer] [team] [reader] [owner]
 
 A step ends when its page has come to rest; then it is photographed as `VARIANTS` say, which counts in no time. The pictures are
 for people to look at: a newcomer's eye finds what no test asks for.
@@ -8,6 +8,7 @@ for people to look at: a newcomer's eye finds what no test asks for.
 
 import contextlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from app import samples
 from engine.catalogue.packaged import installed_folder
+from engine.runtime.checkpoint import SWITCH
 from engine.workload import RoutingTrace
 from tests.browser import conftest
 from tests.browser.pictures import JOB_TIMEOUT, LAUNCH_TIMEOUT, choose_in_strip
@@ -32,6 +34,8 @@ DENSE_LAYERS = 3
 """The dense layers of DeepSeek-R1: their rows in SGLang's statistics stay zero."""
 STEP_TIMEOUT = 900_000
 """Milliseconds for a launched training step of GPT2-L, the time limit that the page proposes."""
+MODELS = "models"
+"""The folder of the models that a studio may open."""
 QUESTION = "Why does this layer wait for GPU 6?"
 
 
@@ -286,7 +290,44 @@ def reader(journey: Journey, folder: Path) -> None:
             expect(page.get_by_role("link", name="See why on the timeline")).to_be_visible(timeout=JOB_TIMEOUT)
 
 
-JOURNEYS = {journey.__name__: journey for journey in (newcomer, engineer, planner, trainer, team, reader)}
+def owner(journey: Journey, folder: Path) -> None:
+    """From a model of one's own and texts to that model under a plan, measured against contiguous blocks."""
+    from tests.cases.tiny_models import saved  # with PyTorch, which no other journey needs
+
+    saved(folder / MODELS / "olmoe", "olmoe", hidden_size=256, intermediate_size=512)
+    texts = folder / "texts.txt"
+    texts.write_text("\n".join(" ".join(f"w{(7 * line + word) % 48}" for word in range(8 + line % 9)) for line in range(200)))
+    with journey.person() as page:
+        with journey.step(page, "texts for the model"):
+            page.goto(journey.address)
+            conftest.visit(page, "Workload")
+            page.get_by_role("button", name="Record from your model").click()
+            page.locator('.st-key-record-own input[type="file"]').set_input_files(texts)
+            expect(page.get_by_text("to record,").first).to_be_visible()
+        with journey.step(page, "recorded"):
+            page.get_by_role("button", name="Record", exact=True).click()
+            expect(page.get_by_text("2 layers × 8 experts").first).to_be_visible(timeout=JOB_TIMEOUT)
+        with journey.step(page, "cluster"):
+            conftest.visit(page, "Cluster")
+            page.get_by_role("button", name="exflow-1-node", exact=True).click()
+            expect(page.get_by_text("4 × A100").first).to_be_visible()
+        with journey.step(page, "plans"):
+            conftest.visit(page, "Optimise")
+            conftest.run_systems(page)
+        with journey.step(page, "launch"):
+            conftest.visit(page, "Launch")
+            page.get_by_test_id("stMain").get_by_role("radio", name="Your model").click()
+            page.get_by_test_id("stMain").locator('input[type="file"]').set_input_files(texts)
+            expect(page.get_by_role("button", name="Start", exact=True)).to_be_enabled(timeout=JOB_TIMEOUT)
+        measured = page.get_by_role("heading", name=re.compile("^Measured: "))
+        with journey.step(page, "measured", measured):
+            page.get_by_role("button", name="Start", exact=True).click()
+            expect(measured).to_be_visible(timeout=LAUNCH_TIMEOUT)
+        with journey.step(page, "Gantt", page.get_by_text("what follows the last MoE layer")):
+            pass
+
+
+JOURNEYS = {journey.__name__: journey for journey in (newcomer, engineer, planner, trainer, team, reader, owner)}
 
 
 def main(names: list[str]) -> None:
@@ -296,6 +337,7 @@ def main(names: list[str]) -> None:
         for name in names or JOURNEYS:
             print(f"{name}: {JOURNEYS[name].__doc__}")
             with tempfile.TemporaryDirectory() as folder, conftest.studios(Path(folder) / "data") as start:
+                os.environ[SWITCH] = str(Path(folder) / MODELS)
                 journey = Journey(browser, name, start())
                 JOURNEYS[name](journey, Path(folder))
             journey.say("in all")
