@@ -129,7 +129,7 @@ def test_what_a_job_kept_and_finished_outlives_everything(how: How, own_data_fol
     root = own_data_folder
     # A worker that has come to its end already; 4194305 is nobody's process id.
     gone = SimpleNamespace(pid=4194305, wait=lambda: 0, kill=lambda: 0)
-    monkeypatch.setattr(runner.workers, "start", lambda module, folder: gone)
+    monkeypatch.setattr(runner.workers, "start", lambda module, folder, handed: gone)
     monkeypatch.setattr(runner.threading, "Thread", lambda target, args, **_: SimpleNamespace(start=lambda: target(*args)))
     monkeypatch.setattr(runner, "kill", lambda *_: None)
     monkeypatch.setattr(queue, "STARTING_LIMIT", 0)

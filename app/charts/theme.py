@@ -22,9 +22,9 @@ KIND_COLOURS = {
     "prompt_gather": "#7A5615",
     "attention": "#E69F00",
     "host_copy": "#6B7A8F",
-    "estimate": "#D55E00",
-    "schedule": "#882255",
-    "check": "#EE8866",
+    "estimate": "#B9A3E3",
+    "schedule": "#6F4FC0",
+    "check": "#A43BB5",
 }
 KIND_TITLES = {
     "dense": "Attention, dense compute",

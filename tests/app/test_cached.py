@@ -46,7 +46,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[dict]:
     """The arguments of the jobs that would have been started."""
     arguments: list[dict] = []
     job = SimpleNamespace(id="job")
-    monkeypatch.setattr(runner, "start", lambda kind, of_job, root: arguments.append(of_job) or job)
+    monkeypatch.setattr(runner, "start", lambda kind, of_job, root, handed: arguments.append(of_job) or job)
     return arguments
 
 

@@ -177,6 +177,10 @@ def test_texts_have_the_contrast_of_aa_on_all_that_lies_below_them_and_marks_the
         assert contrast(colour, page) >= GRAPHICS, colour
 
 
+def test_no_kind_of_event_looks_like_a_bottleneck():
+    assert not {theme.MARK, theme.EXPOSED} & set(theme.KIND_COLOURS.values())
+
+
 def test_the_name_on_an_open_popover_of_the_dark_sidebar_is_read():
     """Streamlit writes it in the primary colour, darker by a quarter of all lightness."""
     colour = channels(TOKENS["dark"]["sidebar"]["primaryColor"])

@@ -114,8 +114,8 @@ def test_what_is_chosen_is_what_is_started_and_the_texts_are_in_no_file(app: App
 
 def test_what_does_not_go_together_is_one_line(app: AppTest, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     type_in(app, *TEXTS)
-    fill(app, New_tokens=128)
-    assert "128 new tokens of each text do not fit into the model's 128 positions" in complaints(app)[0]
+    fill(app, New_tokens=129)
+    assert "129 new tokens of each text do not fit into the model's 128 positions" in complaints(app)[0]
     fill(app, New_tokens=2)
     assert not complaints(app) and not button(app, "Start").disabled
     other = models.parent / f"{models.name} other"

@@ -119,8 +119,8 @@ def test_wrong_texts_are_one_line(form: AppTest) -> None:
         assert line in complaint and button(form, "Record").disabled, complaint
     upload(form, "record-file", {"texts.jsonl": json.dumps([5, 17])})
     assert not complaints(form) and not button(form, "Record").disabled
-    enter(form, "New tokens", 128)
-    assert "128 new tokens of each text do not fit into the model's 128 positions" in complaints(form)[0]
+    enter(form, "New tokens", 129)
+    assert "129 new tokens of each text do not fit into the model's 128 positions" in complaints(form)[0]
 
 
 def test_a_recording_that_would_be_too_large_is_refused(form: AppTest, monkeypatch: pytest.MonkeyPatch) -> None:
