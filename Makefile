@@ -61,7 +61,7 @@ pictures: $(VENV)/.test
 	./tests/system_packages.sh chromium iproute2
 	$(PYTHON) -m tests.browser.pictures
 
-# Five people on their way through the studio: seconds and clicks of each step, and its pictures in tests/browser/screenshots.
+# Seven people on their way through the studio: seconds and clicks of each step, and its pictures in tests/browser/screenshots.
 journeys: $(VENV)/.test
 	./tests/system_packages.sh chromium iproute2
 	$(PYTHON) -m tests.browser.journeys
