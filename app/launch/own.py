@@ -8,8 +8,9 @@ from app import kept, own_model, tables
 from app.own_model import OwnTexts
 from app.tables import plain, sentence
 from engine import units
-from engine.jobs.launches import Generated, LaunchAnswer, OwnRun, Pace
+from engine.jobs.launches import LaunchAnswer
 from engine.launch.rank.instructions import OwnModel
+from engine.launch.results.own import Generated, OwnFacts, Pace
 
 CALLED = {"attention": "dense"}
 """Kinds of events of such a launch that other timelines have by another name: of theirs, attention is that for carried tokens
@@ -98,7 +99,7 @@ def say_if_same(answer: LaunchAnswer, names: Sequence[str]) -> None:
         st.markdown(f":green[:material/check_circle:] {plain(logits)}, and all {count:,} new tokens are the same.")
 
 
-def say_what_ran(own: OwnRun) -> None:
+def say_what_ran(own: OwnFacts) -> None:
     """The model and its texts, in words."""
     if own.random_weights:
         st.warning(

@@ -13,12 +13,13 @@ from engine.cli.inputs import bare_plan, cluster_of, drawn_cluster, inputs_of, r
 from engine.cli.output import answer, progress, stopped_by_signals, table
 from engine.errors import InputError
 from engine.formats.placements import open_plan_file
-from engine.jobs.launches import ByLayer, Generated, KeptScheduler, LaunchAnswer, LaunchedPlan, describe_run
+from engine.jobs.launches import ByLayer, KeptScheduler, LaunchAnswer, LaunchedPlan, describe_run
 from engine.launch.places.destination import CPUS_PER_RANK, MEMORY_PER_RANK, SCHEDULERS, Destination, as_drawn, gpus_of
 from engine.launch.preparation.launch import Launch, PreparedLaunch
 from engine.launch.preparation.prepare import prepare
 from engine.launch.rank.instructions import OwnModel, uses_nodes
 from engine.launch.results.comparison import furthest, layer_in_words
+from engine.launch.results.own import Generated
 from engine.launch.running import clusters
 from engine.launch.running.local import command_of, temporary_folder
 from engine.launch.running.local import run as run_prepared

@@ -5,7 +5,6 @@ import json
 import time
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -29,6 +28,7 @@ from engine.launch.preparation.launch import Launch, On, PreparedLaunch, plans_i
 from engine.launch.preparation.prepare import prepare
 from engine.launch.rank.instructions import BEGINS, COMPARED
 from engine.launch.results.comparison import compare
+from engine.launch.results.own import Generated, OwnFacts
 from engine.launch.results.preference import prefer
 from engine.launch.results.run import MeasuredPlan, Run
 from engine.launch.results.scheduled import Scheduled
@@ -124,53 +124,6 @@ class KeptScheduler(Answer):
     measured: Numbers
 
 
-class Pace(Answer):
-    """The pace of a pass in which a model generates tokens.
-
-    prefill_seconds: until all texts have their first new token (time to first token)
-    token_seconds: of each further token, one of every text; None: there was but one
-    tokens_per_second: new tokens of all texts over the whole pass
-    """
-
-    prefill_seconds: float
-    token_seconds: float | None
-    tokens_per_second: float
-
-
-class Generated(Answer):
-    """The tokens that a person's own model generated under a plan.
-
-    measured: of the median pass; passes: of every timed one
-    same_tokens: True if they are those of the unplanned model; None: not compared
-    """
-
-    measured: Pace
-    predicted: Pace
-    passes: tuple[Pace, ...]
-    same_tokens: bool | None
-
-
-class OwnRun(Answer):
-    """A person's own model in a launch.
-
-    random_weights: True if the folder has none; padded: tokens that were computed to make the texts of a rank equally long
-    not_compared: why there is no unplanned model to compare with; "" if there was one
-    predicted_from: what the predictions are made of, and what of them is measured, a sentence
-    predicted_memory, measured_memory: bytes of weights on every rank, those of all plans' experts together
-    """
-
-    folder: str
-    random_weights: bool
-    prompts: int
-    prompt_tokens: int
-    new_tokens: int
-    padded: int
-    not_compared: str
-    predicted_from: str
-    predicted_memory: tuple[float, ...]
-    measured_memory: tuple[float, ...]
-
-
 class LaunchedPlan(Answer):
     """One plan as predicted and as measured. Fields that may be None are not in answers of every version.
 
@@ -238,7 +191,7 @@ class LaunchAnswer(Answer):
     profile: Annotated[CostProfile, PlainSerializer(_without_nulls)]
     routing: str = Field(default="", exclude_if=lambda routing: not routing)
     testbed: Links | None = Field(default=None, exclude_if=lambda testbed: testbed is None)
-    own: OwnRun | None = Field(default=None, exclude_if=lambda own: own is None)
+    own: OwnFacts | None = Field(default=None, exclude_if=lambda own: own is None)
 
     @property
     def is_of_now(self) -> bool:
@@ -342,7 +295,7 @@ def describe_run(finished: Run, testbed: Testbed | None = None) -> LaunchAnswer:
         profile=finished.profile,
         routing=finished.routing,
         testbed=None if testbed is None else testbed.to_dict(),
-        own=None if finished.own is None else OwnRun(**asdict(finished.own)),
+        own=finished.own,
     )
 
 
@@ -352,7 +305,7 @@ def _columns(table: pd.DataFrame) -> dict[str, list]:
 
 
 def _describe_plan(measured: MeasuredPlan) -> LaunchedPlan:
-    comparison, difference, generated = compare(measured.predicted, measured.measured), measured.difference, measured.generated
+    comparison, difference = compare(measured.predicted, measured.measured), measured.difference
     return LaunchedPlan(
         plan=measured.plan.id,
         name=measured.plan.name,
@@ -368,7 +321,7 @@ def _describe_plan(measured: MeasuredPlan) -> LaunchedPlan:
         difference=None if difference is None else difference.error,
         allowed_difference=None if difference is None else difference.allowed,
         scheduler=None if measured.scheduled is None else _describe_scheduler(measured.scheduled),
-        generated=None if generated is None else Generated(**asdict(generated)),
+        generated=measured.generated,
     )
 
 

@@ -238,3 +238,13 @@ def small_recording(app: AppTest) -> AppTest:
 def app() -> AppTest:
     """The studio with nothing open, on its first page."""
     return studio().run()
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one small model."""
+    from tests.cases.tiny_models import saved  # with PyTorch, which few pages need
+
+    folder = tmp_path_factory.mktemp("models")
+    saved(folder / "tiny", "olmoe")
+    return folder

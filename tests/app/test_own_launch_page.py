@@ -17,9 +17,10 @@ from engine import formats, store
 from engine.costs import CostProfile, Line
 from engine.jobs import runner, workers
 from engine.jobs.kinds import read_answer
-from engine.jobs.launches import ByKind, ByLayer, Generated, KeptPreference, LaunchAnswer, LaunchedPlan, OwnRun, Pace
+from engine.jobs.launches import ByKind, ByLayer, KeptPreference, LaunchAnswer, LaunchedPlan
 from engine.jobs.protocol import Context
 from engine.launch.rank.instructions import OwnModel
+from engine.launch.results.own import Generated, OwnFacts, Pace
 from engine.plan import Plan
 from engine.runtime.checkpoint import SWITCH
 from engine.timeline import KINDS, STREAMS, Timeline
@@ -40,18 +41,8 @@ from tests.cases.pages import (
     visit,
 )
 from tests.cases.sessions import comes_from, launches, open_recording, wanted
-from tests.cases.tiny_models import model_of, plan_of, recorded, saved
+from tests.cases.tiny_models import TEXTS, model_of, plan_of, recorded, saved
 from tests.cases.two_nodes import cluster_of
-
-TEXTS = ["w5 w17 w3", "w8", "w41 w42 w43 w44 w45 w46 w47"]
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with one small model."""
-    folder = tmp_path_factory.mktemp("models")
-    saved(folder / "tiny", "olmoe")
-    return folder
 
 
 @pytest.fixture
@@ -161,7 +152,7 @@ def ended(app: AppTest, decided: bool = True, **facts: object) -> AppTest:
         device="CPU",
         tokens=17,
         profile=CostProfile(name="made up", origin="a test", gemm={"CPU": Line(alpha=0, beta=1)}),
-        own=OwnRun(**about),
+        own=OwnFacts(**about),
     )
     texts = OwnModel(folder="tiny", prompts=((1,),), new_tokens=2)
     job = request_of(replace(wanted(app), own=texts), store.data_folder())

@@ -20,17 +20,7 @@ from engine.workload import DECODE, PREFILL
 from tests.cases.jobs import until
 from tests.cases.pages import button, buttons, complaints, enter, finished, press, put, run, said, studio, upload, visit
 from tests.cases.samples import EIGHT
-from tests.cases.tiny_models import saved
-
-TEXTS = ["w5 w17 w3", "w8", "w41 w42 w43 w44 w45 w46 w47"]
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with one small model."""
-    folder = tmp_path_factory.mktemp("models")
-    saved(folder / "tiny", "olmoe")
-    return folder
+from tests.cases.tiny_models import TEXTS
 
 
 @pytest.fixture

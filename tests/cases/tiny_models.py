@@ -52,6 +52,10 @@ CONFIGS = {
 """By `model_type`, with 8 experts of 24."""
 
 
+TEXTS = ["w5 w17 w3", "w8", "w41 w42 w43 w44 w45 w46 w47"]
+"""Texts for a folder that `saved` has written."""
+
+
 def config_of(family: str, **changed):
     """The small config of a family."""
     return AutoConfig.for_model(family, **(SMALL | CONFIGS[family] | changed))

@@ -257,29 +257,14 @@ def _shape(namespace: str, link: str, rate: float) -> None:
     """
     with_frames, burst = rate * FRAME / PAYLOAD, f"{_burst(rate)}b"
     bits, limit = f"{round(with_frames * 8)}bit", f"{max(round(with_frames * 0.5), 2**20)}b"
-    short = ("match", "ip", "protocol", "6", "0xff", "match", "u16", "0", "0xffc0", "at", "2")  # the length is at byte 2
-    for kind, *words in (
-        ("qdisc", "root", "handle", "1:", "htb", "default", "1"),
-        (
-            "class",
-            "parent",
-            "1:",
-            "classid",
-            "1:1",
-            "htb",
-            "rate",
-            bits,
-            "burst",
-            burst,
-            "cburst",
-            burst,
-            "quantum",
-            str(FRAME),
-        ),
-        ("qdisc", "parent", "1:1", "bfifo", "limit", limit),
-        ("filter", "parent", "1:", "protocol", "ip", "u32", *short, "flowid", "1:0"),
+    for kind, words in (
+        ("qdisc", "root handle 1: htb default 1"),
+        ("class", f"parent 1: classid 1:1 htb rate {bits} burst {burst} cburst {burst} quantum {FRAME}"),
+        ("qdisc", f"parent 1:1 bfifo limit {limit}"),
+        # Of TCP; the packet's length is at byte 2.
+        ("filter", "parent 1: protocol ip u32 match ip protocol 6 0xff match u16 0 0xffc0 at 2 flowid 1:0"),
     ):
-        _command("tc", "-n", namespace, kind, "add", "dev", link, *words)
+        _command("tc", "-n", namespace, kind, "add", "dev", link, *words.split())
 
 
 def _burst(rate: float) -> int:

@@ -30,8 +30,8 @@ MOST_SIMULATED = 64
 class Pace:
     """The pace of a pass.
 
-    prefill_seconds: until all texts have their first new token
-    token_seconds: of each further one; None if there is none
+    prefill_seconds: until all texts have their first new token (time to first token)
+    token_seconds: of each further one of every text; None if there is none
     tokens_per_second: new tokens of all texts over the whole pass
     """
 
@@ -58,7 +58,7 @@ class OwnFacts:
     random_weights: True if the folder has none
     padded: tokens that were computed to make the texts of a rank equally long
     not_compared: why there is no unplanned model to compare with; "" if there was one
-    predicted_from: what the predictions are made of
+    predicted_from: what the predictions are made of, and what of them is measured, a sentence
     predicted_memory, measured_memory: bytes of weights on every rank, with the experts of all plans
     """
 
